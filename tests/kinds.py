@@ -6,7 +6,7 @@ import numpy as np
 
 import debubble as db
 from debubble.core.actions import kinds_of
-from debubble.core.kinds import KINDS, Kind
+from debubble.core.kinds import CARRY_KINDS, KINDS, Kind
 from debubble.core.sequence import as_kind
 from debubble.lowering.chain import lower
 
@@ -27,6 +27,7 @@ MADE: dict[Kind, tuple[dict[str, object], dict[str, object]]] = {
     Kind.RECV_F: (_PLAIN, {"transfers": "eager"}),
     Kind.SEND_B: (_PLAIN, {"transfers": "eager"}),
     Kind.RECV_B: (_PLAIN, {"transfers": "eager"}),
+    **dict.fromkeys(CARRY_KINDS, (_PLAIN, {"carry": [(0, 1)], "transfers": "eager"})),
     Kind.OFFLOAD: ({"name": "gpipe"}, {"offload": "full"}),
     Kind.RELOAD: ({"name": "gpipe"}, {"offload": "full"}),
     Kind.REDUCE_GRAD: (_PLAIN, {"sharding": "fsdp"}),

@@ -273,6 +273,33 @@ def sources_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
     return sources
 
 
+def carried_sources_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
+    """What an action needs that stages carry to others, each as alternatives."""
+    stage, kind, microbatch = action
+    late = kind == Kind.R and schedule.recompute_after == "gradient"
+    if kind == Kind.F:
+        return [(Action(a, Kind.F, microbatch),) for a, b in schedule.carries if b == stage]
+    if kind in (Kind.I, Kind.B) or late:
+        return [
+            (Action(b, Kind.I, microbatch), Action(b, Kind.B, microbatch))
+            for a, b in schedule.carries
+            if a == stage
+        ]
+    return []
+
+
+def carry_time(
+    schedule: Schedule, costs: Costs, ranks: tuple[int, int], part: int, stages: tuple[int, int]
+) -> float:
+    """What the transfer of something that one stage carries to another takes."""
+    back = stages[0] > stages[1]
+    if ranks[0] == ranks[1] or (back and not backward_needed(schedule, costs, stages[1])):
+        return 0.0
+    if costs.p2p_carry is not None:
+        return costs.p2p_carry
+    return link_time(schedule, costs, *ranks, part)
+
+
 def shard_sources_of(schedule: Schedule, action: Action) -> list[Action]:
     """What an action needs of, or for, the shards of the output layer."""
     stage, kind, microbatch = action
@@ -330,6 +357,14 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
             there = (known[0].stage, stage)
             boundary = there if there[0] != there[1] else None
             takes = link_time(schedule, own.of(microbatch), where, rank, part, boundary)
+            latest = max(latest, when + takes)
+        for alternatives in carried_sources_of(schedule, action):
+            known = [source for source in alternatives if source in finished]
+            if not known:
+                return None
+            when, where = finished[known[0]]
+            ends, stages = (where, rank), (known[0].stage, stage)
+            takes = carry_time(schedule, own.of(microbatch), ends, part, stages)
             latest = max(latest, when + takes)
         return latest
 

@@ -12,6 +12,8 @@ from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, unpack
 from tests.oracle import (
     OwnCosts,
+    carried_sources_of,
+    carry_time,
     copy_of,
     copy_time,
     group_at,
@@ -20,11 +22,11 @@ from tests.oracle import (
     shard_arrival,
 )
 
-SENDS = (Kind.SEND_F, Kind.SEND_B)
+SENDS = (Kind.SEND_F, Kind.SEND_B, Kind.SEND_C, Kind.SEND_CB)
 QUEUED = ("pair", "group", "directed")
 
 Name = tuple[str, int, int]
-"""A transfer: F or B, the unit and the stage it comes from."""
+"""A transfer: F, B, C or CB, the unit and the stage it comes from."""
 Spot = tuple[int, int]
 """A rank and an index in its program."""
 
@@ -40,10 +42,22 @@ class End(NamedTuple):
 def end_at(schedule: Schedule, action: Action) -> End:
     """The transfer that a send or receive is one end of."""
     stage, kind, unit = action
-    step = 1 if kind in (Kind.SEND_F, Kind.RECV_F) else -1
-    source = stage if kind in SENDS else stage - step
+    _, _, word = kind.name.partition("_")
+    if kind in SENDS:
+        source, target = stage, target_of(schedule, word, stage)
+    else:
+        target = stage
+        source = next(s for s in range(schedule.stages) if target_of(schedule, word, s) == stage)
     row = schedule.placement.table[copy_of(schedule, unit)]
-    return End((kind.name[-1], unit, source), row[source], row[source + step])
+    return End((word, unit, source), row[source], row[target])
+
+
+def target_of(schedule: Schedule, word: str, source: int) -> int | None:
+    """The stage that gets what another sends."""
+    to = dict(schedule.carries)
+    back = {target: source for source, target in to.items()}
+    near = {"F": source + 1, "B": source - 1}
+    return near[word] if word in near else (to if word == "C" else back).get(source)
 
 
 class Run:
@@ -108,9 +122,12 @@ class Run:
                 begin = max(posted[True], *(self.idle[line] for line in self.lines[name]))
             part = name[1] % self.schedule.slices
             costs = self.own.of(name[1])
-            boundary = name[2], name[2] + (1 if name[0] == "F" else -1)
+            boundary = name[2], target_of(self.schedule, name[0], name[2])
             ranks = end.sender, end.receiver
-            over = begin + link_time(self.schedule, costs, *ranks, part, boundary)
+            if name[0] in ("C", "CB"):
+                over = begin + carry_time(self.schedule, costs, ranks, part, boundary)
+            else:
+                over = begin + link_time(self.schedule, costs, *ranks, part, boundary)
             self.over[name] = over
             del self.waiting[name]
             for line in self.lines[name]:
@@ -238,6 +255,9 @@ class Run:
         late = kind == Kind.R and self.schedule.recompute_after == "gradient"
         if kind in (Kind.I, Kind.B) or late:
             found.append(("B", unit, stage + 1))
+        word = "C" if kind == Kind.F else "CB"
+        found += [(word, unit, source.stage)
+                  for source, *_ in carried_sources_of(self.schedule, action)]  # fmt: skip
         return [name for name in found if name in self.ends and self.ends[name].receiver == rank]
 
     def go_on(self, rank: int) -> bool:

@@ -151,6 +151,8 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
         # A share of the head is a multiple of a quarter, too.
         head = {key: draw(TIMES) * schedule.ranks for key in ("F", "I", "W", "activation")}
         more = {"head": head} if draw(st.booleans()) else {}
+    if schedule.carries:
+        more["p2p_carry"] = draw(st.none() | TIMES)
     if draw(st.booleans()):
         return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES), **more)
     per_stage = st.lists(TIMES, min_size=schedule.stages, max_size=schedule.stages)
@@ -170,6 +172,17 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
         recompute_kept=draw(st.sampled_from([0.0, 0.25, 1.0])),
         **more,
     )
+
+
+@st.composite
+def carrying(draw: st.DrawFn, schedule: Schedule) -> Schedule:
+    """The schedule, or the same with stages that carry something to later ones."""
+    stages = st.integers(0, schedule.stages - 1)
+    ends = draw(st.lists(st.tuples(stages, stages), max_size=3))
+    later = [pair for pair in ends if pair[0] < pair[1]]
+    from_each = dict(later)
+    to_each = {target: source for source, target in from_each.items()}
+    return replace(schedule, carries=[(source, target) for target, source in to_each.items()])
 
 
 @st.composite

@@ -20,7 +20,7 @@ import debubble as db
 ROOT = Path(__file__).parents[1]
 
 MEMBER = """
-    E = 18
+    E = 22
     \"\"\"Exchange of tokens between experts.\"\"\"
 """
 ROW = """

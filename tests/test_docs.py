@@ -183,6 +183,7 @@ x, y = torch.randn(2, 32, 8)
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 db.make("interleaved-1f1b", ranks=1, microbatches=4, chunks=8).save("best.csv")
+db.make("interleaved-1f1b", ranks=1, microbatches=4, chunks=3).save("three-stages.json")
 pipe = dt.Pipeline("best.csv", stages, loss_fn)
 optimizer = torch.optim.AdamW(pipe.parameters())
 folder = "checkpoint"

@@ -24,7 +24,7 @@ from debubble.view.timeline_data import encode
 from tests.kinds import COSTS, MADE, schedule_with
 from tests.strategies import ENTRIES
 
-BY_CELL = (Of.STAGE, Of.LAST_STAGE, Of.EVERY_SHARD)
+BY_CELL = (Of.STAGE, Of.CARRIED_FROM, Of.CARRIED_TO, Of.LAST_STAGE, Of.EVERY_SHARD)
 # Receives stand between, not among, the needs; checks ask for both ends of a transfer.
 STOPS_NOTHING = set(Kind) - {
     kind

@@ -16,7 +16,7 @@ from debubble.lowering.chain import lower
 from debubble.schedules.registry import Entry
 from tests import oracle
 from tests.pairs import each_family
-from tests.strategies import made, recomputing, with_copies
+from tests.strategies import carrying, made, recomputing, with_copies
 
 WORK = (*WORK_KINDS, Kind.S, Kind.T)
 
@@ -38,7 +38,7 @@ def found_of(schedule: db.Schedule) -> dict[tuple[int, str], set[tuple[int, str]
 @settings(max_examples=6)
 @given(data=st.data())
 def test_work_waits_for_what_the_plain_simulator_says(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry, ranks=4, microbatches=8, chunks=3))
+    schedule = data.draw(carrying(data.draw(made(entry, ranks=4, microbatches=8, chunks=3))))
     if data.draw(st.booleans()):
         schedule = data.draw(recomputing(schedule))
     if not schedule.vocabulary and data.draw(st.booleans()):
@@ -54,7 +54,8 @@ def test_work_waits_for_what_the_plain_simulator_says(entry: Entry, data: st.Dat
         cell = (action.stage, action.microbatch)
         wanted = {
             next(source for source in group if source in there)
-            for group in oracle.sources_of(schedule, action)
+            for sources in (oracle.sources_of, oracle.carried_sources_of)
+            for group in sources(schedule, action)
         } | set(oracle.shard_sources_of(schedule, action))
         if action.kind in (Kind.I, Kind.B) and cell in again:
             wanted.add(action._replace(kind=Kind.R))

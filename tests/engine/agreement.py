@@ -16,7 +16,7 @@ from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from tests import oracle, oracle_modes
 from tests.engine.test_laws import by_position
-from tests.strategies import made, recomputing
+from tests.strategies import carrying, made, recomputing
 
 
 def close(values: Any) -> Any:
@@ -35,7 +35,7 @@ def check_timeline(schedule: Schedule, costs: Costs) -> None:
 
 def check_drawn(entry: Entry, data: st.DataObject, costs: Callable[[Schedule], Any]) -> None:
     """A schedule of a family, which may recompute, agrees for any of these costs."""
-    schedule = data.draw(made(entry))
+    schedule = data.draw(carrying(data.draw(made(entry))))
     if data.draw(st.booleans()):
         schedule = data.draw(recomputing(schedule))
     check_timeline(schedule, data.draw(costs(schedule)))

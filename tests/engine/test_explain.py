@@ -30,7 +30,7 @@ from debubble.engine.modes import MODE
 from debubble.lowering.sharding import SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from tests.oracle_modes import end_at
-from tests.strategies import ENTRIES, made, recomputing, with_copies
+from tests.strategies import ENTRIES, carrying, made, recomputing, with_copies
 
 LINK = re.compile(
     r"(\d+[A-Z_]+[\d.]+) \(rank (\d+)\) "
@@ -146,7 +146,8 @@ def rebuilt(schedule: Schedule, programs: list[list[int]]) -> Schedule:
 @st.composite
 def forms(draw: st.DrawFn, transfers: bool | None = None) -> Schedule:
     """A schedule of any family, with some of all that may be added to it."""
-    schedule = draw(made(draw(st.sampled_from(ENTRIES)), ranks=4, microbatches=6, chunks=2))
+    entry = draw(st.sampled_from(ENTRIES))
+    schedule = draw(carrying(draw(made(entry, ranks=4, microbatches=6, chunks=2))))
     copied = np.isin(kinds_of(schedule.actions), COPY_KINDS).any()
     copies = not copied and not schedule.vocabulary and draw(st.booleans())
     if draw(st.booleans()):

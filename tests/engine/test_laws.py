@@ -17,7 +17,7 @@ from debubble.schedules.registry import Entry
 from tests import oracle
 from tests.kernels import run_by
 from tests.pairs import each_family, each_sort
-from tests.strategies import ENTRIES, costs_for, made
+from tests.strategies import ENTRIES, carrying, costs_for, made
 
 
 def by_position(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[float]:
@@ -40,7 +40,7 @@ def equals_the_oracle(schedule: Schedule, costs: Costs) -> None:
 @settings(max_examples=4)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry))
+    schedule = data.draw(carrying(data.draw(made(entry))))
     equals_the_oracle(schedule, data.draw(costs_for(schedule)))
 
 

@@ -19,7 +19,7 @@ from debubble.schedules.registry import Entry
 from tests import oracle_modes
 from tests.kernels import run_by
 from tests.pairs import each_family, each_sort
-from tests.strategies import TIMES, costs_for, made
+from tests.strategies import TIMES, carrying, costs_for, made
 
 
 def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[float]:
@@ -34,7 +34,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 @settings(max_examples=4)
 @given(data=st.data())
 def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry, ranks=8, microbatches=16))
+    schedule = data.draw(carrying(data.draw(made(entry, ranks=8, microbatches=16))))
     costs = data.draw(costs_for(schedule))
     mode = data.draw(st.sampled_from(P2P_MODES))
     policy = data.draw(st.sampled_from(RECEIVE_POLICIES))
@@ -54,15 +54,17 @@ def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject
     values = dict(zip(timeline.graph.cost_names(), timeline.costs, strict=True))
     paid = sum(values[name] * count for name, count in timeline.sensitivity().items())
     assert paid == pytest.approx(timeline.makespan)
-    sent = timeline.graph.sent
+    sent, carried = timeline.graph.sent, timeline.graph.carried
     if mode == "overlapped":
         assert not len(sent)
+        assert not len(carried)
         return
-    for position in np.flatnonzero(sent).tolist():
-        stage, kind, unit = unpack(int(lowered.actions[position]))
-        over = run.over["F" if kind == Kind.F else "B", unit, stage]
-        assert timeline.node_end[sent[position]] == over
-    assert np.count_nonzero(sent) == len(run.over)
+    for nodes, words in ((sent, "FB"), (carried, ("C", "CB"))):
+        for position in np.flatnonzero(nodes).tolist():
+            stage, kind, unit = unpack(int(lowered.actions[position]))
+            over = run.over[words[kind != Kind.F], unit, stage]
+            assert timeline.node_end[nodes[position]] == over
+    assert np.count_nonzero(sent) + np.count_nonzero(carried) == len(run.over)
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.analysis.receive_buffers import receive_slots
 from debubble.core.actions import Kind, kinds_of, microbatches_of
 from debubble.core.boundaries import Boundaries, largest_message
-from debubble.core.kind_relations import boundary_offsets
+from debubble.core.kind_relations import boundary_offsets, needs_through
+from debubble.core.kinds import KINDS, Of
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
 from debubble.engine.timeline import Timeline
@@ -73,11 +74,11 @@ FULLEST = "of the fullest rank"
 
 
 def boundary_transfers(schedule: Schedule, boundaries: Boundaries | None = None) -> int:
-    """Return the number of boundary activations and gradients that move between ranks.
+    """Return the number of activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbors on the same rank hand it over for free, and stages that need no gradient get
-    none. Slices move one by one.
+    before; what is carried to other stages goes there and back. Stages on the same rank hand it
+    over for free, and stages that need no gradient get none. Slices move one by one.
     """
     return int(_transfers_of_slices(schedule, boundaries).sum())
 
@@ -107,20 +108,33 @@ def _transfers_of_slices(
             crosses[kind] &= boundaries.sends[row]
             if sized:
                 sizes[kind] = boundaries.size[row]
+    amounts = np.where(crosses, sizes, 0.0)
+    if schedule.carries:
+        amounts += _carried(schedule) * (sizes.max() if sized else 1.0)
     places = crosses.shape[1]
     total = np.zeros(schedule.slices)
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
         part, place = np.divmod(schedule.places_of(program), places)
-        moved = crosses[kinds_of(program), place]
-        weights = None
+        weights = amounts[kinds_of(program), place]
         if lengths is not None:
-            weights = lengths[schedule.microbatch_of(microbatches_of(program[moved]))]
-        if sized:
-            sizes_moved = sizes[kinds_of(program), place][moved]
-            weights = sizes_moved if weights is None else weights * sizes_moved
-        total += np.bincount(part[moved], weights, minlength=schedule.slices)
+            weights = weights * lengths[schedule.microbatch_of(microbatches_of(program))]
+        total += np.bincount(part, weights, minlength=schedule.slices)
     return total
+
+
+def _carried(schedule: Schedule) -> NDArray[np.int64]:
+    """Return 1 for kinds and places of a copy of which something is carried to another rank."""
+    placement = schedule.placement
+    home = placement.ranks_of_stages.reshape(placement.copies, schedule.stages)
+    found = np.zeros((len(Kind), *home.shape), dtype=np.int64)
+    for source, target in schedule.carries:
+        moves = home[:, source] != home[:, target]
+        for spec in KINDS:
+            for need in needs_through(spec.kind, carried=True):
+                maker = target if need.of is Of.CARRIED_TO else source
+                found[list(need.kinds), :, maker] = moves
+    return found.reshape(len(Kind), -1)
 
 
 def parameter_copies(schedule: Schedule) -> float:

@@ -42,6 +42,9 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     ranks = [timeline.schedule.ranks for timeline in timelines]
     if len(set(ranks)) > 1:
         found.append(f"the clusters differ ({_all(ranks)} ranks)")
+    carries = {(t.schedule.stages, t.schedule.carries) for t in timelines}
+    if len(carries) > len({stages for stages, _ in carries}):
+        found.append(f"{MODELS_DIFFER} (other skip connections)")
     models = [model_work(timeline) for timeline in timelines]
     alike = _same([model_size(timeline) for timeline in timelines]) or len(set(ranks)) > 1
     batches = [t.schedule.microbatches * t.schedule.iterations for t in timelines]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Kinds and places of the one halves of some overlapped pairs."""
 
-NO_KINDS = ("O", "FF", "launch", "p2p", "exchange", *PARTS)
+NO_KINDS = ("O", "FF", "launch", "p2p", "p2p_carry", "exchange", *PARTS)
 """Times that are not those of a kind: of pairs and transfers, and what comes on top of kinds."""
 
 _BY_STAGE = [spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS]
@@ -169,6 +169,20 @@ class CostTable:
         if sender == receiver:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
+
+    def carried(self, source: int, target: int) -> float:
+        """Return the time of what one place carries to another, or of its gradient going back.
+
+        Places include the slice. Nothing goes back to stages without a backward.
+        """
+        homes, stages = self.placement.ranks_of_stages, self.placement.stages
+        sender, receiver = (int(homes[place % len(homes)]) for place in (source, target))
+        back = source % stages > target % stages
+        if back and self.frozen is not None and not self.frozen.needed[target]:
+            return 0.0
+        if self.costs.p2p_carry is None or sender == receiver:
+            return self.transfer(sender, receiver, source // len(homes))
+        return self.costs.p2p_carry
 
     def sent(
         self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: PerPlace = 1.0

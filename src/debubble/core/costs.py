@@ -75,6 +75,10 @@ class Costs:
     p2p
         Time between producer and consumer on different ranks: one number, or a matrix
         ``p2p[from][to]`` of shape ``(ranks, ranks)``. Never divided by the number of chunks.
+    p2p_carry
+        Time between ranks of what a stage carries to one that is not the next, and of its gradient
+        (:class:`debubble.core.schedule.Schedule`, `carries`). The default is that of the largest
+        message between these ranks. Never divided by the number of chunks or slices.
     message, bandwidth
         Size of one boundary activation, and of its gradient, and size per unit of time; a transfer
         takes ``p2p + message / bandwidth``. Messages are of one size, or of one for each of the
@@ -174,6 +178,10 @@ class Costs:
     p2p: float | Sequence[Sequence[float]] = timed(
         "0.1", "from one rank to another; a matrix has a row for every sender", shape="link",
         default=0.0,
+    )  # fmt: skip
+    p2p_carry: float | None = timed(
+        "0.1", "what a stage carries to one that is not the next, from one rank to another; as"
+        " its message to the next would take unless given", "no effect", "number",
     )  # fmt: skip
     message: Value = cost(
         0.0, "boundary", "uniform", "0", "size of one activation that is sent, and of its gradient"

@@ -42,6 +42,8 @@ class Of(Enum):
     """The producers that a :class:`Need` refers to."""
 
     STAGE = "of the same microbatch, some stages and slices away"
+    CARRIED_FROM = "of the same microbatch on the stage that carries something to this one"
+    CARRIED_TO = "of the same microbatch on the stage that this one carries something to"
     LAST_STAGE = "of the same microbatch on the last stage"
     EVERY_SHARD = "of the same microbatch on every rank's shard"
     LATEST = "the last one of the same stage that stands before it in the program"

@@ -11,6 +11,7 @@ from debubble.core.kinds import (
     WEIGHT_KINDS,
     WORK_KINDS,
     Kind,
+    Need,
     Of,
     WaitRules,
 )
@@ -46,15 +47,25 @@ COST_KINDS = {
 """Kinds that pay each cost."""
 
 
-def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
-    """Return the send and the receive of what a kind computes for another stage."""
+def needs_through(kind: Kind, carried: bool = False) -> list[Need]:
+    """Return what a kind needs of a neighbor or, with `carried`, of a stage that is none."""
+    needs = (need for need in KINDS[kind].needs if need.through is not None)
+    return [need for need in needs if (not need.stage) == carried]
+
+
+def transfer_of(kind: Kind, carried: bool = False) -> tuple[Kind, Kind]:
+    """Return the send and the receive of what a kind computes for another stage.
+
+    That is a neighbor or, with `carried`, the stage that its own carries something to, or from.
+    """
     through = (
         need.through
         for spec in KINDS
-        for need in spec.needs
-        if need.through is not None and kind in need.kinds
+        for need in needs_through(spec.kind, carried)
+        if kind in need.kinds
     )
     receive = next(through)
+    assert receive is not None, "these needs come through receives"
     send = KINDS[receive].other_end
     assert send is not None, "a receive has another end"
     return send, receive
@@ -90,7 +101,6 @@ def boundary_offsets() -> dict[Kind, int]:
     return {
         kind: -need.stage
         for spec in KINDS
-        for need in spec.needs
-        if need.through is not None
+        for need in needs_through(spec.kind)
         for kind in need.kinds
     }

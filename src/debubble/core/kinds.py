@@ -53,6 +53,12 @@ class Kind(IntEnum):
     """Second pass of the shard, with what the first passes of all shards add up to."""
     WAIT_OFFLOAD = 17
     """Wait until an OFFLOAD is over, so that what comes next has the memory it gives back."""
+    SEND_C = 18
+    """Send what a stage carries to a later one that is not its neighbor: a skip connection."""
+    RECV_C = 19
+    SEND_CB = 20
+    """Send the gradient of what was carried here."""
+    RECV_CB = 21
 
 
 class WaitRules(Protocol):
@@ -161,7 +167,10 @@ class KindSpec:
 
     @property
     def away(self) -> int:
-        """Stage offset of the other end of a transfer; 0 for other kinds."""
+        """Stage offset of the other end of a transfer to a neighbor; 0 for other kinds.
+
+        Of what stages carry it differs by stage, see :func:`debubble.core.carries.offsets_of`.
+        """
         if self.other_end is None:
             return 0
         return self.needs[0].stage if self.receives else -KINDS[self.other_end].needs[0].stage
@@ -179,6 +188,7 @@ GRADIENT_KINDS = (I, B)
 
 _GRADIENT = (
     Need(GRADIENT_KINDS, stage=+1, through=Kind.RECV_B),
+    Need(GRADIENT_KINDS, Of.CARRIED_TO, through=Kind.RECV_CB),
     Need((Kind.T,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(1)),
     Need((Kind.S,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(2)),
 )
@@ -209,6 +219,7 @@ KINDS: tuple[KindSpec, ...] = (
         color="#77c4ff #4bb8ff #1caafa",
         needs=(
             Need((F,), stage=-1, through=Kind.RECV_F),
+            Need((F,), Of.CARRIED_FROM, through=Kind.RECV_C),
             Need((F,), slice=-1),
             Need((Kind.UNSHARD,), Of.LATEST, optional=True),
         ),
@@ -294,6 +305,22 @@ KINDS: tuple[KindSpec, ...] = (
         Kind.WAIT_OFFLOAD, "wait for an offload", Stream.COMPUTE, Per.UNIT,
         (Need((Kind.OFFLOAD,)),), Time.NONE,
     ),
+    KindSpec(
+        Kind.SEND_C, "transfer of a carried activation", Stream.TRANSFER, Per.UNIT, (Need((F,)),),
+        Time.LINK, other_end=Kind.RECV_C,
+    ),
+    KindSpec(
+        Kind.RECV_C, "receipt of a carried activation", Stream.TRANSFER, Per.UNIT,
+        (Need((Kind.SEND_C,), Of.CARRIED_FROM),), Time.LINK, other_end=Kind.SEND_C,
+    ),
+    KindSpec(
+        Kind.SEND_CB, "transfer of a carried gradient", Stream.TRANSFER, Per.UNIT,
+        (Need(GRADIENT_KINDS),), Time.LINK, other_end=Kind.RECV_CB,
+    ),
+    KindSpec(
+        Kind.RECV_CB, "receipt of a carried gradient", Stream.TRANSFER, Per.UNIT,
+        (Need((Kind.SEND_CB,), Of.CARRIED_TO),), Time.LINK, other_end=Kind.SEND_CB,
+    ),
 )  # fmt: skip
 """A row for every kind; ``KINDS[kind]`` is the row of `kind`."""
 
@@ -325,6 +352,9 @@ TRANSFER_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER)
 
 SEND_KINDS = _members(lambda spec: spec.sends)
 """Kinds that give data to another rank."""
+
+CARRY_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER and spec.away == 0)
+"""Kinds that move what a stage carries to another that is not its neighbor."""
 
 COPY_KINDS = _members(lambda spec: spec.stream is Stream.COPY)
 """Kinds that move an activation out of its rank's memory, and back."""

@@ -24,6 +24,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )  # fmt: skip
+from debubble.core.carries import offsets_of
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
@@ -88,6 +89,10 @@ class Schedule:
         layer, and the last stage's backward waits for every T. With 2, S includes the backward for
         the input, corrected later by sums over all shards: the last stage's backward waits for
         every S, and T is the backward for the weights. Sums take two transfers.
+    carries
+        Skip connections: pairs (from stage, to stage) of a stage and a later one that gets
+        something of its output, and returns the gradient; at most one from, and one to, every
+        stage.
     explicit_reduction
         Whether ``REDUCE_GRAD`` actions alone reduce gradients, so that every stage needs one.
     options
@@ -141,6 +146,9 @@ class Schedule:
     vocabulary: int = field(
         default=0, metadata=saved(check.one_of(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
     )
+    carries: tuple[tuple[int, int], ...] = field(
+        default=(), metadata=saved(check.carries, write=check.pairs, rare=True)
+    )
     made_for: Costs | None = field(
         default=None,
         compare=False,
@@ -163,6 +171,7 @@ class Schedule:
             if value is not default:
                 object.__setattr__(self, name, checked(name, spec, value, sizes))
         check.check_vocabulary(self.vocabulary, self.placement, self.slices)
+        check.check_carries(self.carries, self.placement.stages)
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, check.packed(name, getattr(self, name)))
         check.check_offsets(self.offsets, self.placement.ranks, len(self.actions))
@@ -301,6 +310,11 @@ class Schedule:
     def ranks_of_actions(self) -> NDArray[np.int64]:
         """The rank of every action, shape ``(n,)``."""
         return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
+
+    @cached_property
+    def away(self) -> NDArray[np.int64]:
+        """Stage offset of the other end of transfers, shape ``(kinds, stages)``; 0 for others."""
+        return offsets_of(self.carries, self.stages)
 
     def text(self, action: Action) -> str:
         """Return an action of this schedule as text, with its slice where there are slices."""

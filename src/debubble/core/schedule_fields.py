@@ -166,6 +166,49 @@ def targets(name: str, value: Any, sizes: FieldSizes) -> tuple[int | None, ...]:
     return tuple(value)
 
 
+def carries(name: str, value: Any, _sizes: FieldSizes) -> tuple[tuple[int, int], ...]:
+    """Check pairs (from stage, to stage), and return them sorted.
+
+    Every stage begins and ends at most one.
+    """
+    advice = "give pairs of a stage and a later one: [[0, 5]]"
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise WrongValueError(name, value, advice)
+    found = []
+    for index, pair in enumerate(value):
+        several = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not several or not all(is_whole(stage) and stage >= 0 for stage in pair):
+            raise WrongValueError(f"{name}[{index}]", pair, advice)
+        if pair[0] >= pair[1]:
+            path, later = f"{name}[{index}]", "a stage carries to a later one"
+            raise WrongValueError(path, list(pair), f"{later}: [{pair[0]}, {pair[0] + 2}]")
+        found.append((int(pair[0]), int(pair[1])))
+    for end, verb in ((0, "carries to"), (1, "gets what is carried from")):
+        seen: dict[int, int] = {}
+        for carry in found:
+            stage, other = carry[end], carry[1 - end]
+            if stage in seen:
+                form = f"{{path}}: stage {stage} {verb} two stages, {seen[stage]} and {other}; "
+                once = "give one, and hand on several tensors in one dict or tuple"
+                raise WrongValueError(name, value, once, form)
+            seen[stage] = other
+    return tuple(sorted(found))
+
+
+def check_carries(carries: tuple[tuple[int, int], ...], stages: int) -> None:
+    """Refuse carries to stages that a schedule does not have."""
+    last = max((target for _, target in carries), default=0)
+    if last >= stages:
+        raise ParameterError(
+            f"carries go to stage {last}; there are {stages} stages, 0 to {stages - 1}"
+        )
+
+
+def pairs(value: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    """Return carries as plain data."""
+    return [list(pair) for pair in value]
+
+
 def label(name: str, value: Any, _sizes: FieldSizes | None = None) -> str:
     """Check printable text on one line."""
     if not isinstance(value, str) or not value.isprintable():

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Action, among, computes, kinds_of, microbatches_of, stages_of
+from debubble.core.carries import WAYS, carry_steps
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import KINDS, TRANSFER_KINDS, Kind, Need, Of
 from debubble.core.schedule import Schedule
 
 Positions = NDArray[np.int64]
 
-BY_CELL = (Of.STAGE, Of.LAST_STAGE, Of.EVERY_SHARD)
+BY_CELL = (Of.STAGE, *WAYS, Of.LAST_STAGE, Of.EVERY_SHARD)
 """Needs that name single actions by stage and microbatch."""
 
 DENSE = 4
@@ -204,6 +205,10 @@ class ActionIndex:
             first = first_stages(schedule.placement) if schedule.vocabulary else here[:0]
             cells = (first[None, :] * self.units + self.unit[here][:, None]).ravel()
             here = np.repeat(here, len(first))
+        elif need.of in WAYS:
+            step = carry_steps(schedule.carries, schedule.stages)[WAYS[need.of]][self.stage[here]]
+            here, step = here[step != 0], step[step != 0]
+            cells = self.cell[here] + step * self.units
         else:
             if need.stage:
                 away = self.stage[here] + need.stage

@@ -25,12 +25,20 @@ from debubble.core.actions import (
     pairs_of,
     stages_of,
 )
+from debubble.core.carries import carry_steps
 from debubble.core.cost_fields import LARGEST_COST
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import CostError
-from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
+from debubble.core.kinds import (
+    CARRY_KINDS,
+    COPY_KINDS,
+    FORWARD_KINDS,
+    SEND_KINDS,
+    VOCABULARY_KINDS,
+    WORK_KINDS,
+)
 from debubble.core.schedule import Schedule
-from debubble.engine.event_graph import EventGraph
+from debubble.engine.event_graph import CARRY, EventGraph
 from debubble.engine.kernels import layout
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.recompute import recompute_share
@@ -118,7 +126,8 @@ def stretch(
     In the graph actions share costs; `lengths` are those of microbatches, shape
     ``(microbatches,)``.
     """
-    own = lengths_of(graph.schedule, lengths)
+    schedule = graph.schedule
+    own = lengths_of(schedule, lengths)
     _stretch_work(graph, table, own, times)
     _stretch_copies(graph, table, own, times)
     if table.message_times.any():
@@ -126,6 +135,14 @@ def stretch(
         times[nodes] = _longer(times[nodes], graph.cost[nodes], own[of], graph, table)
         nodes, of = _arrivals(graph)
         delays[nodes] = _longer(delays[nodes], graph.lag[nodes], own[of], graph, table)
+        if table.costs.p2p_carry is None:
+            for row, (nodes, of) in ((times, _carriers(graph)), (delays, _carried_to(graph))):
+                moves = row[nodes] > 0
+                nodes, of = nodes[moves], of[moves]
+                part = schedule.places_of(schedule.actions[of]) // len(
+                    schedule.placement.ranks_of_stages
+                )
+                row[nodes] = _by_length(row[nodes], part, own[of], table)
 
 
 def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Floats) -> None:
@@ -193,15 +210,53 @@ def _longer(
 ) -> Floats:  # fmt: skip
     """Return times of transfers, by their costs, with messages of their own lengths."""
     part = graph.dynamic_a[links.astype(np.int64) - graph.dynamic_costs] // graph.schedule.ranks
+    return _by_length(times, part, lengths, table)
+
+
+def _by_length(
+    times: Floats, part: NDArray[np.integer], lengths: Floats, table: CostTable
+) -> Floats:
+    """Return times of messages of slices of some lengths, from those of average ones."""
     return np.asarray(np.maximum(times + table.message_times[part] * (lengths - 1), 0.0))
 
 
 def _transfers(graph: EventGraph) -> tuple[Positions, Positions]:
-    """Nodes that are transfers, and an action of the microbatch that each moves."""
-    sends = np.flatnonzero(among(kinds_of(graph.schedule.actions), SEND_KINDS))
+    """Nodes that are transfers to neighbors, and an action of the microbatch that each moves."""
+    kinds = kinds_of(graph.schedule.actions)
+    sends = np.flatnonzero(among(kinds, SEND_KINDS) & ~among(kinds, CARRY_KINDS))
     made = np.flatnonzero(graph.sent)
     nodes = np.concatenate([graph.node[sends], graph.sent[made]])
     return nodes, np.concatenate([sends, made])
+
+
+def _carriers(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes in which something is carried, and an action of the microbatch that each moves."""
+    kinds = kinds_of(graph.schedule.actions)
+    sends = np.flatnonzero(among(kinds, SEND_KINDS) & among(kinds, CARRY_KINDS))
+    made = np.flatnonzero(graph.carried)
+    nodes = np.concatenate([graph.node[sends], graph.carried[made]])
+    return nodes, np.concatenate([sends, made])
+
+
+def _carried_to(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes that wait for what is carried, which is no node, and the actions that they are for.
+
+    Each stands in front of the node of its action, or of its group's members in their order.
+    """
+    schedule, rows = graph.schedule, kind_columns(graph.schedule).reshape(-1, layout.WIDTH)
+    carried = np.zeros(shared_costs(graph), dtype=bool)
+    carried[graph.dynamic_costs :] = graph.dynamic_kind == CARRY
+    nodes = np.flatnonzero(carried[graph.lag])
+    kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
+    step = np.zeros(len(kinds), dtype=np.int64)
+    if len(nodes):
+        steps = np.vstack(
+            [np.zeros(schedule.stages, int), carry_steps(schedule.carries, schedule.stages)]
+        )
+        step = steps[rows[kinds, layout.CARRY_FROM], stages_of(schedule.actions)]
+    homes = schedule.homes
+    takes = np.flatnonzero(among(kinds, WORK_KINDS) & (homes[places + step] != homes[places]))
+    return nodes, takes[np.lexsort((takes, graph.node[takes]))]
 
 
 def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
@@ -213,7 +268,7 @@ def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
     """
     schedule, node = graph.schedule, graph.node
     actions = schedule.actions
-    late = np.flatnonzero(graph.lag)
+    late = np.setdiff1d(np.flatnonzero(graph.lag), _carried_to(graph)[0], assume_unique=True)
     kinds, stages, places = kinds_of(actions), stages_of(actions), schedule.places_of(actions)
     shards = np.flatnonzero(among(kinds, VOCABULARY_KINDS))
     shards = shards[graph.lag[node[shards]] > 0]

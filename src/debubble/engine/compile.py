@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import KIND_MASK, among, kinds_of
+from debubble.core.carries import carry_steps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
@@ -24,6 +25,7 @@ from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import layout
+from debubble.engine.kernels.carry import Carry
 from debubble.engine.kernels.groups import MOST_MEMBERS, Group
 from debubble.engine.kernels.link import Ends, Transfers
 from debubble.engine.kernels.queues import ROW, Queues
@@ -86,6 +88,7 @@ def _compile(
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
         _transfers(schedule, mode) if parts.explicit else None,
         _side(schedule, mode, parts.kinds, shared, explain) if parts.side else None,
+        _carry(schedule, sizes.places) if schedule.carries else None,
         types=_types(schedule, parts, few),
     )
     used = int(frame.state[layout.DYNAMIC])
@@ -103,6 +106,7 @@ def _compile(
     return EventGraph(
         schedule, mode, first, second, lag, cost, graph.node, graph.sent, dynamic_kind, dynamic_a,
         dynamic_b, int(frame.state[layout.COMPLETED]), bool(frame.state[layout.OVERTAKEN]), shared,
+        carried=graph.carried,
     )  # fmt: skip
 
 
@@ -136,7 +140,7 @@ class _Parts(NamedTuple):
 def _types(schedule: Schedule, parts: _Parts, few: bool) -> tuple[object, ...]:
     """Return a key of all that types of the kernel's arguments depend on."""
     # Indices of costs, and bits of results, have as many bits as these need.
-    parts_key = few, parts.steps, parts.grouped, parts.explicit, parts.side
+    parts_key = few, parts.steps, parts.grouped, parts.explicit, parts.side, bool(schedule.carries)
     given = schedule.actions, schedule.offsets, schedule.homes
     return (*parts_key, *((array.dtype.num, array.flags.num) for array in given))
 
@@ -160,11 +164,14 @@ def _room(schedule: Schedule, parts: _Parts, sizes: layout.Sizes, mode: P2PMode)
         nodes += 2 * count
     elif parts.explicit or mode != "overlapped":
         nodes += count
+    # Who gets it waits at a node of its own; where it is a node, too, it has two ends or a maker.
+    nodes += 2 * count if schedule.carries else 0
     # In addition to neighboring stages, norms go down the ranks and back, and so do sums over
     # shards.
     joint = parts.steps and schedule.sync != "local"
     more = 4 * ranks if joint or parts.side else 0
     costs = sizes.lanes * min(ranks * ranks, 2 * sizes.copies * sizes.stages + more)
+    costs += 2 * sizes.places if schedule.carries else 0
     costs += (count if parts.grouped else 0) + (6 * sizes.places if parts.side else 0)
     return nodes, costs
 
@@ -178,8 +185,9 @@ def _zero_graph(schedule: Schedule, mode: P2PMode, nodes: int, few: bool) -> lay
     indices: NDArray[Any] = block[3:].view(np.uint16 if few else np.uint32)
     lag, cost = indices.reshape(2, nodes)
     node = third[:count].view(np.int32)
+    carried = count if schedule.carries and mode != "overlapped" else 0
     sent = third[count : count if mode == "overlapped" else 2 * count].view(np.int32)
-    return layout.Graph(first, second, lag, cost, node, sent)
+    return layout.Graph(first, second, lag, cost, node, sent, _zeros(carried))
 
 
 def _frame(
@@ -189,6 +197,7 @@ def _frame(
     """Put together what the sweep takes of every schedule."""
     ranks, spec = sizes.ranks, MODE[mode]
     bits = np.uint16 if parts.explicit or parts.side else np.uint8
+    bits = np.uint32 if schedule.carries else bits
     return layout.Frame(
         sizes,
         layout.Rules(
@@ -206,9 +215,21 @@ def _frame(
             np.zeros(1 << (ranks - 1).bit_length(), dtype=np.int64),
             _zeros(ranks * ranks if spec.one_by_one else 0),
         ),
-        layout.SweepOutput(_zeros(2 * sizes.cells), np.zeros(sizes.cells, dtype=bits)),
+        layout.SweepOutput(
+            _zeros(_results(schedule) * sizes.cells), np.zeros(sizes.cells, dtype=bits)
+        ),
         np.zeros(layout.STATES, dtype=np.int64),
     )  # fmt: skip
+
+
+def _results(schedule: Schedule) -> int:
+    """Return the number of results of a stage that others wait for."""
+    return 4 if schedule.carries else 2
+
+
+def _carry(schedule: Schedule, places: int) -> Carry:
+    steps = carry_steps(schedule.carries, schedule.stages)
+    return Carry(steps.ravel(), _zeros(2 * places))
 
 
 def _zeros(size: int) -> NDArray[np.int32]:
@@ -234,13 +255,12 @@ def _group(count: int, places: int) -> Group:
 
 def _transfers(schedule: Schedule, mode: P2PMode) -> Transfers:
     spec, ranks = MODE[mode], schedule.ranks
-    cells = schedule.stages * schedule.units
+    results = _results(schedule) * schedule.stages * schedule.units
     peers, ways = ranks if spec.by_peer else 1, 2 if spec.by_direction else 1
     queues, posted = (ranks * peers * ways, ROW * len(schedule)) if spec.queued else (0, 0)
     return Transfers(
         Ends(*_arrays(
-            2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks,
-            ranks,
+            results, 0 if mode == "overlapped" else results, 2 * ranks * ranks, ranks, ranks, ranks,
         )),
         Queues(peers, ways, *_arrays(posted, queues, queues, queues, 2 * ranks)),
     )  # fmt: skip

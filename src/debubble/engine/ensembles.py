@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import among, kinds_of, microbatches_of, own_stages_of
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
-from debubble.engine.event_graph import LINK, EventGraph
+from debubble.engine.event_graph import CARRY, LINK, EventGraph
 from debubble.engine.jitter import Jitter, Slow
 from debubble.engine.kernels import ensembles as kernels
 
@@ -301,6 +301,10 @@ def _slow_links(graph: EventGraph, links: Floats, fixed: Floats, delays: Floats)
     by_cost = np.ones(graph.dynamic_costs + len(graph.dynamic_kind))
     there = np.flatnonzero(graph.dynamic_kind == LINK)
     sender, receiver = graph.dynamic_a[there] % graph.schedule.ranks, graph.dynamic_b[there]
+    by_cost[graph.dynamic_costs + there] = links[sender, receiver]
+    there = np.flatnonzero(graph.dynamic_kind == CARRY)
+    homes = graph.schedule.homes
+    sender, receiver = homes[graph.dynamic_a[there]], homes[graph.dynamic_b[there]]
     by_cost[graph.dynamic_costs + there] = links[sender, receiver]
     fixed *= by_cost[graph.cost]
     delays *= by_cost[graph.lag]

@@ -16,7 +16,7 @@ Layout of the cost vector, for P = slices · copies · stages places and p ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
@@ -43,10 +43,10 @@ from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import scan
 
-LINK, SUM, FORWARDS = layout.LINK, layout.SUM, layout.FORWARDS
-"""``dynamic_kind`` of a link, of two costs that are added, and of a pair of two forwards; other
-values are the kind of a pair's backward half, of a copy, of a collective, or of a pass of the
-output layer's shard."""
+LINK, SUM, FORWARDS, CARRY = layout.LINK, layout.SUM, layout.FORWARDS, layout.CARRY
+"""``dynamic_kind`` of a link, of two costs that are added, of a pair of two forwards, and of what
+place a carries to place b; other values are the kind of a pair's backward half, of a copy, of a
+collective, or of a pass of the output layer's shard."""
 
 _COPIES = kind_bits(COPY_KINDS)
 _TIMED = np.array(TIMED_KINDS)
@@ -104,6 +104,8 @@ class EventGraph:
     base: EventGraph | None = None
     """If actions have times of their own, the graph in which those of a kind and stage share a
     cost, see :mod:`debubble.engine.action_times`; else None."""
+    carried: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """As `sent`, of what an action's stage carries to another; empty without carries."""
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -197,6 +199,8 @@ class EventGraph:
         """Return a cost that is not of a link, pair or stage; `vector` has the earlier ones."""
         if kind == SUM:
             return float(vector[a] + vector[b])
+        if kind == CARRY:
+            return table.carried(a, b)
         if KINDS[kind].time is Time.STAGE:
             return float(table.duration[kind, a])
         recomputed = bool(recompute_share(self.schedule)[a] >= 1)
@@ -229,6 +233,8 @@ class EventGraph:
                 names.append(link(int(a), int(b)))
             elif kind == SUM:
                 names.append(f"{names[a]} and {names[b]} together")
+            elif kind == CARRY:
+                names.append(f"p2p_carry of {where(a)} to {where(b)}")
             elif kind == FORWARDS or kind in WORK_KINDS:
                 second = Kind.F if kind == FORWARDS else Kind(kind)
                 names.append(f"pair F of {where(a)} and {second.name} of {where(b)}")

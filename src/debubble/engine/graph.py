@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from debubble.core.actions import KIND_MASK
+from debubble.core.actions import among, kinds_of
 from debubble.core.kinds import TRANSFER_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
@@ -52,8 +52,8 @@ def compile_graph(
     if key not in schedule.derived:
         lowered = insert_transfers(schedule, policy, explain=explain)
         graph = compile_programs(lowered, mode, host_link_shared_by, explain=explain)
-        kinds = lowered.actions & KIND_MASK
-        given = np.flatnonzero((kinds < min(TRANSFER_KINDS)) | (kinds > max(TRANSFER_KINDS)))
-        graph = replace(graph, node=graph.node[given], sent=graph.sent[given])
+        given = np.flatnonzero(~among(kinds_of(lowered.actions), TRANSFER_KINDS))
+        carried = graph.carried[given] if len(graph.carried) else graph.carried
+        graph = replace(graph, node=graph.node[given], sent=graph.sent[given], carried=carried)
         schedule.derived[key] = ARRAYS(graph)
     return EventGraph(schedule, mode, *schedule.derived[key])

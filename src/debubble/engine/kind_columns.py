@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.carries import WAYS
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import (
     FORWARD_KINDS,
@@ -108,6 +109,11 @@ def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
         elif need.of is Of.STAGE and need.slice:
             row[layout.SLICE] = need.slice
             row[layout.SLICE_BITS] = _bits(need.kinds)
+        elif need.of in WAYS:
+            row[layout.CARRY_FROM] = 1 + WAYS[need.of]
+            if spec.stream is Stream.COMPUTE:
+                row[layout.CARRY_RESULT] = _carried(need)
+                row[layout.CARRY_THROUGH] = _bits([] if need.through is None else [need.through])
         elif need.of is Of.EVERY_SHARD:
             row[layout.EDGE] = 1
         elif need.of is Of.ITERATION:
@@ -130,8 +136,14 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     if spec.other_end is not None:
         sender, receiver = (kind, spec.other_end) if spec.sends else (spec.other_end, kind)
         row[layout.SENDS] = int(spec.sends)
-        row[layout.RESULT] = _result(needs[sender][0].kinds)
-        row[layout.TOWARDS] = needs[receiver][0].stage * (-1 if spec.sends else 1)
+        need = needs[receiver][0]
+        if need.of in WAYS:
+            row[layout.RESULT] = _carried(need)
+            if spec.sends:
+                row[layout.CARRY_TO] = 2 - WAYS[need.of]
+        else:
+            row[layout.RESULT] = _result(needs[sender][0].kinds)
+            row[layout.TOWARDS] = need.stage * (-1 if spec.sends else 1)
     for number, (made_by, step) in enumerate(_RESULTS):
         if kind in made_by:
             row[layout.GIVES] = step
@@ -143,6 +155,8 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
         row[layout.COST] = 1
     for other in KINDS:
         for need in needs[other.kind]:
+            if need.of in WAYS and kind in need.kinds and spec.stream is Stream.COMPUTE:
+                row[layout.CARRY_TO] = 2 - WAYS[need.of]
             if need.of is Of.ITERATION and kind in need.kinds:
                 row[layout.REDUCES] = row[layout.COMPLETES] = 1
             if need.last_stage_only and kind in need.kinds:
@@ -166,6 +180,11 @@ def _users(kind: Kind, needs: list[list[Need]]) -> list[Kind]:
         if copies and any(kind in need.kinds for need in needs[other.kind]):
             found += _users(other.kind, needs)
     return found
+
+
+def _carried(need: Need) -> int:
+    """Return the number of a carried result, behind those that go to neighbors."""
+    return len(_RESULTS) + 1 - WAYS[need.of]
 
 
 def _result(kinds: tuple[Kind, ...]) -> int:

@@ -58,6 +58,7 @@ from debubble.core.actions import (
     kinds_of,
     unpack,
 )
+from debubble.core.carries import carry_steps
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
@@ -148,14 +149,18 @@ def refuse_transfers(schedule: Schedule) -> None:
 def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
     """Return the rank of every action, its consumer on another rank, and the number of those.
 
-    The consumer is the action that gets the result, −1 where that goes to no other rank.
+    The consumer is the action that gets the result, −1 where that goes to no other rank. Where
+    stages carry something, as many numbers follow for that.
     """
     count = len(schedule)
     home = schedule.ranks_of_actions.astype(np.int32)
-    consumer = np.zeros(count, dtype=np.int32)
+    several = 2 if schedule.carries else 1
+    steps = carry_steps(schedule.carries, schedule.stages if schedule.carries else 0)
+    consumer = np.zeros(several * count, dtype=np.int32)
     transfers: int = kernels.find_transfers.run(
-        2 * count, schedule.actions, home, schedule.stages, schedule.units, kind_columns(schedule),
-        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32), consumer,
+        2 * several * count, schedule.actions, home, schedule.stages, schedule.units,
+        kind_columns(schedule), steps.ravel(),
+        np.zeros(2 * several * schedule.stages * schedule.units, dtype=np.int32), consumer,
     )  # fmt: skip
     return home, consumer, transfers
 
@@ -171,8 +176,9 @@ def _one_order(
 
     `order` has them by the end of their producers, which settles what is equal in time.
     """
-    following = group_bounds(schedule.actions)[1][order]
-    ends_rank = following == schedule.offsets[home[order] + 1]
+    maker = order % len(schedule)
+    following = group_bounds(schedule.actions)[1][maker]
+    ends_rank = following == schedule.offsets[home[maker] + 1]
     sender = np.where(ends_rank, np.iinfo(np.int32).max, np.append(start, 0)[following])
     return np.argsort(np.minimum(sender, start[slot]), kind="stable")
 

@@ -103,6 +103,7 @@ def _placing_name(schedule: Schedule, program: str) -> str:
     """Return the name by which a program places stages as the schedule does."""
     placement = schedule.placement
     where = f"{program} cannot run '{schedule.name}':"
+    _refuse_carries(schedule, where)
     if placement.copies > 1:
         raise ParameterError(
             f"{where} it has {placement.copies} copies of the model, and {program} gives each "
@@ -117,6 +118,15 @@ def _placing_name(schedule: Schedule, program: str) -> str:
     return name
 
 
+def _refuse_carries(schedule: Schedule, where: str) -> None:
+    if schedule.carries:
+        source, target = schedule.carries[0]
+        raise ParameterError(
+            f"{where} stage {source} carries something to stage {target}, and its stages hand on "
+            "to the next alone; leave carry out, and return it from every stage in between"
+        )
+
+
 def megatron(
     schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | Layout | None = None
 ) -> list[str]:
@@ -127,6 +137,7 @@ def megatron(
     1F1B, and interleaved 1F1B with forward and backward overlapped for expert parallelism; others
     run with a line in the training script. ParameterError is raised for those that do not.
     """
+    _refuse_carries(schedule, f"Megatron-LM cannot run '{schedule.name}':")
     for name, group in _candidates(schedule):
         if not _same_order(schedule, name, group):
             continue

@@ -252,6 +252,8 @@ def _schedule(
     versions = about.get("weight_versions")
     if isinstance(versions, list) and all(_is_count(v, MAX_VERSIONS) for v in versions):
         fields["weight_versions"] = tuple(versions)
+    if isinstance(about.get("carries"), list):
+        fields["carries"] = about["carries"]
     title = about.get("schedule")
     title = plain(title) if isinstance(title, str) and title else Path(where).name
     if "placement" in about:

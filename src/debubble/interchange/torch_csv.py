@@ -39,7 +39,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.kinds import GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
+from debubble.core.kinds import CARRY_KINDS, GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
@@ -49,7 +49,9 @@ from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import add_transfers
 
-COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
+COMMUNICATING = (
+    *PASS_KINDS, *(kind for kind in TRANSFER_KINDS if kind not in CARRY_KINDS), *SHARDING_KINDS
+)  # fmt: skip
 
 _IMPLIED = re.compile(r"[0-9]{1,9}WAIT_(?:REDUCE_GRAD[0-9]{0,10}|SEND_[FB][0-9]{1,10})")
 """Cells of PyTorch that follow from the others."""
@@ -258,6 +260,9 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
         (schedule.vocabulary > 0,
          "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
          "stage"),
+        (schedule.carries,
+         "carries something from a stage to another that is not the next, and PyTorch's schedules "
+         "know neighbors alone"),
         (not extra, ""),
         (set(extra) <= set(OFFLOAD_KINDS),
          "moves activations to the host or to other ranks, and PyTorch's schedules keep every "

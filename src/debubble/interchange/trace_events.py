@@ -236,6 +236,8 @@ def described(schedule: Schedule) -> dict[str, Any]:
         about["placement"] = {"table": [list(row) for row in schedule.placement.table]}
     if schedule.vocabulary:
         about["vocabulary"] = schedule.vocabulary
+    if schedule.carries:
+        about["carries"] = [list(pair) for pair in schedule.carries]
     if schedule.iterations > 1:
         about |= {"sync": schedule.sync, "weight_versions": list(schedule.versions)}
     return about

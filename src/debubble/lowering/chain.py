@@ -18,6 +18,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode, check_mode
 from debubble.lowering.best_lowering import Setting
+from debubble.lowering.carries import add_carries, read_carries
 from debubble.lowering.offload import ways_to_offload
 from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
@@ -142,6 +143,12 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 
 LOWERINGS: list[Lowering] = [
     lowering_row(
+        "carry", "STAGES",
+        "Skip connections, from stage to stage: 0:5,1:4.",
+        read_carries, panel="Transfers", example="0:2",
+        apply=lambda order, values, _: add_carries(order, values["carry"]),
+    ),
+    lowering_row(
         "recompute", "STAGES",
         "Stages that recompute forwards: full, or 0,1,4-7.",
         read_stages, apply=_recompute, example="full", in_search=True, check=_check_recompute,
@@ -240,7 +247,7 @@ def lower(
     p2p_mode: P2PMode = "overlapped",
     **lowerings: Any,
 ) -> Schedule:
-    """Add recomputes and copies, then sends and receives, then what data-parallel replicas do.
+    """Add carries, recomputes, copies, sends and receives, and what data-parallel replicas do.
 
     Parameters
     ----------
@@ -249,7 +256,8 @@ def lower(
     costs, memory, p2p_mode
         Setting that results are evaluated in, with all lowerings.
     **lowerings
-        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute``,
+        Values of :data:`LOWERINGS`, by name, None for no such actions: ``carry``, skip connections
+        (:func:`debubble.lowering.carries.add_carries`); ``recompute``,
         ``recompute_at`` and ``recompute_cap``, which stages recompute their forwards, where, and
         from how many activations on (:func:`debubble.lowering.recompute.add_recompute`);
         ``offload``, which stages' activations wait on the host

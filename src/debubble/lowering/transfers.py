@@ -100,6 +100,11 @@ def add_transfers(schedule: Schedule, *, policy: TransferPolicy = "eager") -> Sc
         )
     if policy == "pytorch" or policy == "pytorch-deferred":
         refuse_transfers(schedule)
+        if schedule.carries:
+            raise ParameterError(
+                f"policy '{policy}' places no carries, which PyTorch's runtime does not have; "
+                "use 'eager', 'just-in-time' or 'queued'"
+            )
         return pytorch_transfers(schedule, deferred=policy == "pytorch-deferred")
     return insert_transfers(schedule, policy)
 

@@ -101,6 +101,10 @@ REFUSED = (
         "Megatron's is on the last stage", "use a schedule without it",
     ),
     Refused(
+        lambda _, schedule: bool(schedule.carries), "carries to stages that are no neighbors",
+        "Megatron's chunks hand on one tensor", "hand it through the stages in between",
+    ),
+    Refused(
         _has(RECOMPUTE_KINDS), "recomputes as actions",
         "a forward takes its batch from an iterator once",
         "use recompute_granularity, which computes within backwards",

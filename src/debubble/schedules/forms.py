@@ -163,6 +163,8 @@ class _Forms:
             obstacle = Obstacle(f"formulas know no {spec.name}", f"without {spec.name}")
             for part in _changed(spec, entry):
                 unknown[part].append(_WORDS.get(spec.name, obstacle))
+        if any(case.table.carried(*carry) for carry in schedule.carries):
+            unknown["times"].append(_CARRIES)
         unknown = {part: list(dict.fromkeys(found)) for part, found in unknown.items()}
         unknown["times"] = [*obstacles, *unknown["times"]]
         return cls(entry, case, known, always, unsure, unknown)
@@ -192,6 +194,9 @@ _WORDS = {
     "static": Obstacle("ranks hold more than activations", "without that"),
 }
 """Words for costs that no formula has."""
+
+
+_CARRIES = Obstacle("stages carry something to others than the next", "without that")
 
 
 def form_case(schedule: Schedule, costs: Costs) -> SimpleNamespace:

@@ -140,6 +140,9 @@ def _refuse(schedule: Schedule, microbatches: int, v: bool) -> None:
         (several,
          "has several iterations, slices or copies of the model, or a sharded output layer, and "
          "DeepSpeed has none of them; take a schedule without"),
+        (bool(schedule.carries),
+         "carries something to a stage that is not the next, and DeepSpeed's stages hand on to the "
+         "next alone; return it from every stage in between"),
         (not placed, f"has the placement '{place.name}' with {place.chunks} chunks, and {where}"),
         (schedule.microbatches != microbatches,
          f"has {schedule.microbatches} microbatches, and the engine {microbatches}; set "

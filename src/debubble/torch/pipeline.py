@@ -19,6 +19,7 @@ from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.skips import Skips
 from debubble.torch.engine.vocabulary import Shard, shard_output_layer
 from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.measured import Measured
@@ -83,6 +84,10 @@ class Pipeline(Measured):
         rank, stage, microbatch and direction. An attribute, too; slow, as hosts wait for GPUs.
     device
         Where the modules are; the default is the current GPU with NCCL, else the CPU.
+    carry
+        Skip connections: ``{"0.skip": 5}`` takes ``skip`` out of the dict that stage 0 returns, and
+        gives it to stage 5 as ``skip=``, or as ``s=`` with ``"5.s"``; ``{"0.1": "5.skip"}`` takes
+        item 1 of a tuple. Each stage carries to one later stage, and gets from one.
     **sizes
         Of a schedule that is given by its name: ``microbatches``, ``chunks``, …
 
@@ -108,6 +113,7 @@ class Pipeline(Measured):
         timeout: float = 60,
         check_nan: bool = False,
         device: Any = None,
+        carry: Mapping[str, int | str] = MappingProxyType({}),
         **sizes: Any,
     ) -> None:
         self._split, self._kind, self._loss = split, engine, Loss(loss_fn)
@@ -117,12 +123,14 @@ class Pipeline(Measured):
         with rendezvous(timeout):
             self._ranks = ranks = Ranks.of(group, device, timeout)
             on_all_ranks(ranks, lambda: check_options(engine, scale_grads, split, loss_fn, sizes))
+            self._skips = on_all_ranks(ranks, lambda: Skips.of(carry))
             self._warn_once = split_warner(split)
             self._steps = self._optimizer_steps()
             self.schedule = self._agree(schedule, sizes)
             self._modules, same = on_all_ranks(
                 ranks, lambda: find_stages(stages, self.schedule, ranks)
             )
+            on_all_ranks(ranks, lambda: self._skips.check(self._modules))
             tied = find_shared_weights(self._modules, self.schedule, ranks, shared, same)
             self._tied = TiedWeights(tied, ranks)
             self._tied.broadcast(self._modules, self.schedule)
@@ -348,7 +356,8 @@ class Pipeline(Measured):
         return found
 
     def _find(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
-        return find_schedule(schedule, self._ranks.size, sizes, self._steps is not None)
+        found = find_schedule(schedule, self._ranks.size, sizes, self._steps is not None)
+        return self._skips.put_in(found)
 
     def _optimizer_steps(self) -> Callable[[int], None] | None:
         """Return the function that takes optimizer steps; None leaves them to the loop."""
@@ -371,8 +380,9 @@ class Pipeline(Measured):
             self._ranks, lambda: find_fused(self._modules, self.schedule, self._split, self._warn)
         )
         setup = EngineSetup(
-            self._ranks, self.schedule, self._modules, self._loss, fuses, self._warn
-        )
+            self._ranks, self.schedule, self._modules, self._loss, fuses, self._warn,
+            skips=self._skips,
+        )  # fmt: skip
         if self._kind == "torch":
             from debubble.torch.pytorch.engine import PyTorchEngine
 

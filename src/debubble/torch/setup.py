@@ -32,7 +32,7 @@ SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False:
 """Losses whose gradients are computed: the mean over rows, the sum, or the mean over tokens."""
 
 KEYWORDS = (
-    "group", "engine", "shared", "scale_grads", "split", "timeout", "check_nan", "device",
+    "group", "engine", "shared", "scale_grads", "split", "timeout", "check_nan", "device", "carry",
     "microbatches", "chunks", "ranks",
 )  # fmt: skip
 """Keywords of a pipeline, and the sizes that most schedules have; others have their own options."""

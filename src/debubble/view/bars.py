@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import kinds_of, microbatches_of, pairs_of, stages_of
-from debubble.core.kind_relations import boundary_offsets
+from debubble.core.carries import WAYS, carry_steps
+from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import (
     COMPUTE_KINDS,
     FORWARD_KINDS,
@@ -335,22 +336,44 @@ def transfer_ends(timeline: Timeline) -> TransferEnds:
             ~np.isin(kind[here], FORWARD_KINDS),
             microbatches_of(schedule.actions[here]),
         )  # fmt: skip
-    if not timeline.table.link.any():
+    if not timeline.table.link.any() and not schedule.carries:
         none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
         return TransferEnds(none, never, never, none > 0, none > 0, none)
     unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
     copy = np.where(np.isin(kind, tuple(MOVED)), schedule.copies_of(unit), 0)
     link, there = links(timeline, kind, stage, copy, unit)
     sent = np.flatnonzero(link > 0)
-    begin = timeline.end[sent] + queued(timeline)[sent]
+    begin, lasts, target = timeline.end[sent] + queued(timeline)[sent], link[sent], there[sent]
+    if schedule.carries:
+        makers, times, targets = _carried(timeline)
+        later = timeline.end[makers] + _queued(timeline, timeline.graph.carried)[makers]
+        sent, begin = np.append(sent, makers), np.append(begin, later)
+        lasts, target = np.append(lasts, times), np.append(target, targets)
     return TransferEnds(
-        np.concatenate([rank[sent], there[sent]]),
+        np.concatenate([rank[sent], target]),
         np.tile(begin, 2),
-        np.tile(begin + link[sent], 2),
+        np.tile(begin + lasts, 2),
         np.repeat([False, True], len(sent)),
         np.tile(_OFFSETS[kind[sent]] < 0, 2),
         np.tile(unit[sent], 2),
     )
+
+
+def _carried(timeline: Timeline) -> tuple[Ints, Floats, Ints]:
+    """Return actions whose stages carry something to other ranks, the times, and those ranks."""
+    schedule = timeline.schedule
+    kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
+    steps, homes = carry_steps(schedule.carries, schedule.stages), schedule.homes
+    step = np.zeros(len(kinds), dtype=np.int64)
+    for spec in KINDS:
+        for need in needs_through(spec.kind, carried=True):
+            made = np.isin(kinds, need.kinds)
+            step[made] = steps[1 - WAYS[need.of]][stages_of(schedule.actions[made])]
+    makers = np.flatnonzero(homes[places + step] != homes[places])
+    ends = np.stack([places, places + step], axis=1)[makers]
+    times = np.array([timeline.table.carried(*pair) for pair in ends.tolist()])
+    moves = np.flatnonzero(times > 0)
+    return makers[moves], times[moves], homes[ends[moves, 1]]
 
 
 MOVED = boundary_offsets()
@@ -382,11 +405,16 @@ def links(
 
 
 def queued(timeline: Timeline) -> NDArray[np.float64]:
-    """Return the queueing time of every result before its transfer starts."""
+    """Return the queueing time of every result before its transfer to a neighbor starts."""
+    return _queued(timeline, timeline.graph.sent)
+
+
+def _queued(timeline: Timeline, through: Ints) -> NDArray[np.float64]:
+    """Return the queueing times before the nodes that results go `through`."""
     graph = timeline.graph
     found = np.zeros(len(timeline.schedule))
-    sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)
-    nodes = graph.sent[sending]
+    sending = np.flatnonzero(through) if len(through) else np.zeros(0, dtype=np.int64)
+    nodes = through[sending]
     begin = timeline.node_end[nodes] - timeline.costs[graph.cost[nodes]]
     found[sending] = begin - timeline.end[sending]
     return found

@@ -193,6 +193,7 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "counts": counts.tolist(),
         "needs": _needs(schedule, set(styles["kind"])),
         "shards": first_stages(schedule.placement).tolist() if schedule.vocabulary else [],
+        "carries": schedule.carries,
         "tracks": _tracks(schedule),
         "palette": _palette(timeline, palette),
         "shades": captions.shades_note(timeline),

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import CARRY_KINDS, Kind
 
 PASSES = {"forward": Kind.F, "backward": Kind.B}
 """Kinds by the words of formats that know only whole passes."""
@@ -24,7 +24,10 @@ class Named(NamedTuple):
     slice: int
 
 
-_KINDS = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
+_KINDS = "|".join(
+    sorted((kind.name for kind in Kind if kind not in CARRY_KINDS), key=len, reverse=True)
+)
+"""Kinds that a diagnosis knows: it has no model of what stages carry to others than the next."""
 _PREFIX = re.compile(r"[A-Z]+:\s*", re.ASCII)
 _ACTION = re.compile(rf"(\d{{1,7}})({_KINDS})(?:(\d{{1,7}})(?:\.(\d{{1,7}}))?)?", re.ASCII)
 _OLDER = re.compile(r"([FBIW])(\d{1,7})_s(\d{1,7})", re.ASCII)

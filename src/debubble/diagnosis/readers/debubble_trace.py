@@ -165,6 +165,11 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mappin
     found = [columns for block in file.blocks() if (columns := _columns(block, keys)) is not None]
     about = file.about("otherData")
     about = about if isinstance(about, dict) else {}
+    if about.get("carries"):
+        raise FormatError(
+            f"{path}: the run carries something to stages that are not the next, which a diagnosis "
+            "does not know; look at it with Pipeline.timeline(), or at ui.perfetto.dev"
+        )
     if not found:
         return None, about
     events = _OwnEvents(*map(np.concatenate, zip(*found, strict=True)))

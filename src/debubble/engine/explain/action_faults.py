@@ -39,7 +39,6 @@ from debubble.engine.validate import invalid_actions, refuse_invalid
 
 Positions = NDArray[np.int64]
 
-_AWAY = np.array([spec.away for spec in KINDS])
 _RECEIVES = np.array([spec.receives for spec in KINDS])
 _ONCE = (*UNIT_KINDS, *VOCABULARY_KINDS)
 
@@ -181,7 +180,7 @@ class ActionFaults(ActionIndex):
         """Yield sends and receives of data that stay on their rank."""
         schedule = self.schedule
         here = self.positions(TRANSFER_KINDS)
-        other = self.stage[here] + _AWAY[self.kind[here]]
+        other = self.stage[here] + schedule.away[self.kind[here], self.stage[here]]
         inside = (other >= 0) & (other < schedule.stages)
         place = schedule.copies_of(self.unit[here]) * schedule.stages + np.where(inside, other, 0)
         near = schedule.placement.ranks_of_stages[place] == self.rank[here]
@@ -189,7 +188,9 @@ class ActionFaults(ActionIndex):
             position, end = int(here[index]), int(other[index])
             stage, rank = int(self.stage[position]), int(self.rank[position])
             reason = f"stage {stage} is the {'first' if end < 0 else 'last'}"
-            if inside[index]:
+            if end == stage:
+                reason = f"nothing is carried from or to stage {stage} that way; see carries"
+            elif inside[index]:
                 reason = f"stages {stage} and {end} both live on rank {rank}"
             yield words.fault(schedule, position, f"has no other end: {reason}; remove it")
 
@@ -205,10 +206,11 @@ class ActionFaults(ActionIndex):
             other = KINDS[kind].other_end
             assert other is not None
             here, there = self.positions((kind,)), self.positions((other,))
-            ends = self.cell[here] + KINDS[kind].away * self.units
+            away = self.schedule.away[kind]
+            ends = self.cell[here] + away[self.stage[here]] * self.units
             for position in here[~np.isin(ends, self.cell[there])].tolist():
                 stage, _, unit = unpack(int(self.schedule.actions[position]))
-                wanted = Action(stage + KINDS[kind].away, other, unit)
+                wanted = Action(stage + int(away[stage]), other, unit)
                 text, rank = self.schedule.text(wanted), words.home_of(self.schedule, wanted)
                 reason = f"has no other end; add {text} on rank {rank}"
                 yield words.fault(self.schedule, position, reason, text)

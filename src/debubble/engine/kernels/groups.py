@@ -7,6 +7,7 @@ from typing import NamedTuple
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
+from debubble.engine.kernels.carry import hand_carried, take_carried
 from debubble.engine.kernels.layout import (
     DONE,
     FAILED,
@@ -49,7 +50,7 @@ class Group(NamedTuple):
 
 @helper
 def run_group(
-    item: Item, stop: int, frame: Frame, group: Group, transfers: Maybe, side: Maybe
+    item: Item, stop: int, frame: Frame, group: Group, transfers: Maybe, side: Maybe, carry: Maybe
 ) -> int:
     """Run the group that begins with an action, and give the rank its next one.
 
@@ -61,12 +62,16 @@ def run_group(
         return FAILED
     for index in range(members):
         member = read_item(begin + index, rank, frame) if index > 0 else item
-        outcome, wanted = readiness(member, frame, transfers, side)
+        outcome, wanted = readiness(member, frame, transfers, side, carry)
         if outcome != DONE:
             return outcome
         group.row[index] = member.row
         group.place[index] = member.place
         group.wanted[index] = wanted
+    if carry is not None:
+        for index in range(members):
+            member = read_item(begin + index, rank, frame) if index > 0 else item
+            take_carried(member, frame, transfers, carry)
     # Each member waits at a node of its own; the last one is that of the group. It begins with a
     # number that is no constant: for 0 numba would compile `end_work` once more.
     end = begin
@@ -79,6 +84,8 @@ def run_group(
     for index in range(members):
         member = read_item(begin + index, rank, frame) if index > 0 else item
         end_work(member, end, frame, transfers, side)
+        if carry is not None:
+            hand_carried(member, end, frame, transfers, carry)
     frame.turns.next_action[rank] = begin + members
     return DONE
 

@@ -33,14 +33,16 @@ WORK, TRANSFER, COPY, WAIT, SHARD, STEP, COLLECTIVE, UNKNOWN = range(8)
 # Columns of a kind, from kinds[kind * WIDTH] on, see `debubble.engine.kind_columns`.
 (
     SORT, BIT, BEFORE, NOT, TOWARDS, RESULT, THROUGH, SLICE, SLICE_BITS, GIVES, COST,
-    COMPLETES, HALF, SENDS, EDGE, GIVEN, AWAY, BACK, WEIGHTS, REDUCES, WIDTH,
-) = range(21)  # fmt: skip
+    COMPLETES, HALF, SENDS, EDGE, GIVEN, AWAY, BACK, WEIGHTS, REDUCES, CARRY_FROM, CARRY_TO,
+    CARRY_THROUGH, CARRY_RESULT, WIDTH,
+) = range(25)  # fmt: skip
 
-ALWAYS = 1 << 16
+ALWAYS = 1 << 24
 """Stands for what a kind needs to have been done that needs nothing."""
 
-LINK, SUM, FORWARDS = 0, -1, -2
-"""``dynamic_kind`` of a link, a group's summed time, and a pair of forwards: ``EventGraph``."""
+LINK, SUM, FORWARDS, CARRY = 0, -1, -2, -3
+"""``dynamic_kind`` of a link, a group's summed time, a pair of forwards, and what one place carries
+to another: ``EventGraph``."""
 
 
 Maybe: TypeAlias = Any
@@ -97,7 +99,7 @@ class Program(NamedTuple):
 class Graph(NamedTuple):
     """Zeros that become those of :class:`debubble.engine.event_graph.EventGraph`.
 
-    Without nodes of transfers `sent` is empty.
+    Without nodes of transfers `sent` is empty, and so is `carried` without those of carries.
     """
 
     first: Array
@@ -106,6 +108,7 @@ class Graph(NamedTuple):
     cost: Array
     node: Array
     sent: Array
+    carried: Array
 
 
 class Rare(NamedTuple):
@@ -136,7 +139,8 @@ class SweepOutput(NamedTuple):
 
     ``node[s·U + u]`` is the node whose end the next stage's forward waits for, and
     ``node[(S + s)·U + u]`` the previous stage's backward; 0 is not yet there, and −(r + 1) not yet
-    there while rank r waits for it. ``seen[s·U + u]`` has a bit for every kind done.
+    there while rank r waits for it. Behind them are those of what stages carry. ``seen[s·U + u]``
+    has a bit for every kind done.
     """
 
     node: Array

@@ -17,11 +17,13 @@ from typing import NamedTuple
 from debubble.core.actions import KIND_MASK
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
+from debubble.engine.kernels.carry import carry_cost, end_step
 from debubble.engine.kernels.layout import (
     DONE,
     FAILED,
     Frame,
     Item,
+    Maybe,
     add_node,
     give,
     link_cost,
@@ -66,23 +68,35 @@ class Link(NamedTuple):
 
 
 @helper
-def run_transfer(item: Item, frame: Frame, transfers: Transfers) -> int:
+def run_transfer(item: Item, frame: Frame, transfers: Transfers, carry: Maybe) -> int:
     """Reach an end of a transfer, which must not overtake another; returns an outcome."""
     kinds, row, rules, ends = frame.program.kinds, item.row, frame.rules, transfers.ends
     here, rank = item.here, item.rank
     frame.results.seen[unsigned(item.cell)] |= kinds[row + at.BIT]
-    step = kinds[row + at.TOWARDS]
+    step = end_step(item, frame, carry)
     far = frame.program.rank_of[unsigned(item.place + step)]
     sends = kinds[row + at.SENDS] != 0
     key = kinds[row + at.RESULT] * frame.sizes.cells + item.cell
+    carries = kinds[row + at.TOWARDS] == 0
     source, target = rank, far
     if sends:
         if len(frame.graph.sent) > 0:
-            frame.graph.sent[unsigned(ends.made[unsigned(key)] - 1)] = here + 1
+            maker = unsigned(ends.made[unsigned(key)] - 1)
+            if carries:
+                frame.graph.carried[maker] = here + 1
+            else:
+                frame.graph.sent[maker] = here + 1
     else:
         key += step * frame.sizes.units
         source, target = far, rank
-    link = Link(source, target, key, link_cost(source, target, item.unit, frame))
+    time = 0
+    if not carries:
+        time = link_cost(source, target, item.unit, frame)
+    if carry is not None:
+        if carries:
+            ends_at = (item.place, item.place + step) if sends else (item.place + step, item.place)
+            time = carry_cost(ends_at[0], ends_at[1], frame, carry)
+    link = Link(source, target, key, time)
     end, send_before, receive_before = find_end(here, sends, link, frame, ends)
     if (rules.blocking or rules.queued) and frame.state[at.OVERTAKEN] > 0:
         return FAILED

@@ -113,6 +113,9 @@ def join_queues(send: int, receive: int, frame: Frame, queues: Queues) -> int:
     if sizes.lanes > 1:
         source = source % sizes.ranks
     target = rare.b[time - sizes.base]
+    if rare.kind[time - sizes.base] == at.CARRY:
+        source = frame.program.rank_of[rare.a[time - sizes.base]]
+        target = frame.program.rank_of[target]
     sending, receiving = queue_of(source, target, 0, queues), queue_of(target, source, 1, queues)
     sent_after, received_after = posted[ROW * send + AFTER], posted[ROW * receive + AFTER]
     joined = queues.node[unsigned(sending)]

@@ -11,8 +11,8 @@ What an action of each kind waits for comes as columns of the table of kinds, se
 :mod:`debubble.engine.validate`.
 
 Compiled code is made for every combination of what schedules have (steps, groups, transfers, side
-streams), without what belongs to the others: these parameters are None, and tests for that stand
-alone, so that numba leaves out the branch.
+streams, carries), without what belongs to the others: these parameters are None, and tests for that
+stand alone, so that numba leaves out the branch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from debubble.core.actions import PAIR_SHIFT
 from debubble.engine.jit import helper, kernel, unsigned
 from debubble.engine.kernels import layout as at
+from debubble.engine.kernels.carry import hand_carried, take_carried
 from debubble.engine.kernels.groups import ALONE, run_group
 from debubble.engine.kernels.layout import DONE, FAILED, WAITS, Frame, Maybe, push, read_item
 from debubble.engine.kernels.link import leave_group, run_transfer
@@ -36,12 +37,15 @@ from debubble.engine.kernels.work import begin_work, end_work, readiness
 
 
 @kernel(writes=("frame.graph", "frame.rare", "frame.state"), allocates=False)
-def sweep(frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe) -> None:
+def sweep(
+    frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe, carry: Maybe
+) -> None:
     """Fill the graph's arrays in topological order, or say in ``state`` that it cannot be.
 
     All arrays but those of the program are zeros, see :mod:`debubble.engine.compile`: `steps`
     for optimizer steps, `group` for overlapped groups, `transfers` for sends and receives that are
-    actions, and `side` for side streams are None for schedules without.
+    actions, `side` for side streams, and `carry` for skip connections are None for schedules
+    without.
     """
     offsets, next_action, queue = frame.program.offsets, frame.turns.next_action, frame.turns.queue
     state = frame.state
@@ -56,7 +60,7 @@ def sweep(frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Mayb
     while head < state[at.TAIL]:
         rank = queue[unsigned(head & (len(queue) - 1))]
         head += 1
-        outcome, here = take_turn(rank, frame, steps, group, transfers, side)
+        outcome, here = take_turn(rank, frame, steps, group, transfers, side, carry)
         if outcome == FAILED:
             state[at.FAILURE] = 1
             return
@@ -79,11 +83,15 @@ def sweep(frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Mayb
         for position in range(len(sent)):
             if sent[position] > 0:
                 sent[position] = frame.graph.node[sent[position] - 1]
+        carried = frame.graph.carried
+        for position in range(len(carried)):
+            if carried[position] > 0:
+                carried[position] = frame.graph.node[carried[position] - 1]
 
 
 @helper
 def take_turn(
-    rank: int, frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe
+    rank: int, frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe, carry: Maybe
 ) -> tuple[int, int]:
     """Run the actions of a rank up to the next that computes; returns an outcome and its next one.
 
@@ -106,20 +114,24 @@ def take_turn(
         sort = kinds[item.row + at.SORT]
         if group is not None:
             if (frame.program.actions[unsigned(here)] >> PAIR_SHIFT) & 3 != ALONE:
-                outcome = run_group(item, stop, frame, group, transfers, side)
+                outcome = run_group(item, stop, frame, group, transfers, side, carry)
                 return outcome, next_action[rank] if outcome == DONE else here
         wanted = -1
         if sort <= at.SHARD:
-            outcome, wanted = readiness(item, frame, transfers, side)
+            outcome, wanted = readiness(item, frame, transfers, side, carry)
             if outcome != DONE:
                 return outcome, here
         if sort == at.WORK:
             if side is not None:
                 join_side(item, frame, side)
+            if carry is not None:
+                take_carried(item, frame, transfers, carry)
             end = begin_work(item, wanted, frame, transfers)
             cost = 1 + kinds[item.row + at.COST] * frame.sizes.places + item.place
             frame.graph.cost[unsigned(end)] = cost
             end_work(item, end, frame, transfers, side)
+            if carry is not None:
+                hand_carried(item, end, frame, transfers, carry)
             return DONE, here + 1
         if steps is not None:
             if sort == at.STEP:
@@ -127,7 +139,7 @@ def take_turn(
         outcome = FAILED
         if transfers is not None:
             if sort == at.TRANSFER:
-                outcome = run_transfer(item, frame, transfers)
+                outcome = run_transfer(item, frame, transfers, carry)
         if side is not None:
             if sort == at.SHARD:
                 outcome = run_shard(item, frame, side)

@@ -1,7 +1,8 @@
 """Find the transfers of a schedule, decide where they are received, and write the new programs.
 
-A transfer is named by the position of the action that produces what is sent: every action sends
-at most one thing. ``consumer[x]`` is the position of the action on another rank that needs it, −1
+A transfer is named by the position of the action that produces what is sent; that of what the
+action's stage carries to another that is no neighbor by this and the number n of all actions.
+``consumer[x]`` is the position of the action on another rank that needs it, −1
 when there is none. ``order`` lists the transfers in the order in which every rank receives them,
 and ``slot`` the position of the compute action before which each is received.
 """
@@ -9,19 +10,26 @@ and ``slot`` the position of the compute action before which each is received.
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
-from debubble.core.kind_relations import boundary_offsets, transfer_of
-from debubble.core.kinds import KINDS, Kind
+from debubble.core.kind_relations import boundary_offsets, needs_through, transfer_of
+from debubble.core.kinds import Kind
 from debubble.engine.jit import Array, helper, kernel
 from debubble.engine.kernels import layout as at
 
-SEND_OF = tuple(int(transfer_of(kind)[0]) if kind in boundary_offsets() else -1 for kind in Kind)
-"""By kind, the send of what it computes, −1 for none."""
+SEND_OF = tuple(
+    int(transfer_of(kind, carried)[0]) if kind in boundary_offsets() else -1
+    for carried in (False, True)
+    for kind in Kind
+)
+"""By kind, the send of what it computes, −1 for none; then the send of what it carries."""
 
 RECEIVE_OF = tuple(
-    max((int(need.through) for need in spec.needs if need.through is not None), default=-1)
-    for spec in KINDS
+    max((int(need.through) for need in needs_through(kind, carried)), default=-1)
+    for carried in (False, True)
+    for kind in Kind
 )
-"""By kind, the receive of what it computes with, −1 for none."""
+"""By kind, the receive of what it computes with, −1 for none; then that of what is carried."""
+
+KINDS = len(Kind)
 
 
 @kernel(writes=("consumer",))
@@ -31,6 +39,7 @@ def find_transfers(
     stages: int,
     units: int,
     kinds: Array,
+    steps: Array,
     needs: Array,
     consumer: Array,
 ) -> int:
@@ -38,7 +47,8 @@ def find_transfers(
 
     ``home`` is the rank of every position, ``kinds`` are the columns of kinds. ``needs[key] − 1``
     is the first position that needs a result, whose key is (r·S + s)·U + u for result r of stage s:
-    a gradient that a recompute waits for is needed there, before its backward.
+    a gradient that a recompute waits for is needed there, before its backward. ``steps`` are those
+    of :class:`debubble.engine.kernels.carry.Carry`, empty where nothing is carried.
     """
     for position in range(len(actions)):
         action = actions[position]
@@ -49,6 +59,15 @@ def find_transfers(
             key = (kinds[row + at.RESULT] * stages + stage) * units + (action >> MICROBATCH_SHIFT)
             if needs[key] == 0:
                 needs[key] = position + 1
+        takes = kinds[row + at.CARRY_FROM]
+        if len(steps) > 0 and takes != 0 and kinds[row + at.SORT] == at.WORK:
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            step = steps[(takes - 1) * stages + stage]
+            if step != 0:
+                key = (kinds[row + at.CARRY_RESULT] * stages + stage + step) * units
+                key += action >> MICROBATCH_SHIFT
+                if needs[key] == 0:
+                    needs[key] = position + 1
     count = 0
     for position in range(len(actions)):
         consumer[position] = -1
@@ -61,6 +80,23 @@ def find_transfers(
         needed = needs[key] - 1
         if needed >= 0 and home[needed] != home[position]:
             consumer[position] = needed
+            count += 1
+    for index in range(len(actions), len(consumer)):
+        consumer[index] = -1
+        position = index - len(actions)
+        action = actions[position]
+        row = (action & KIND_MASK) * at.WIDTH
+        gives = kinds[row + at.CARRY_TO]
+        stage = (action >> STAGE_SHIFT) & STAGE_MASK
+        if (
+            gives == 0
+            or kinds[row + at.SORT] != at.WORK
+            or steps[(gives - 1) * stages + stage] == 0
+        ):
+            continue
+        needed = needs[((1 + gives) * stages + stage) * units + (action >> MICROBATCH_SHIFT)] - 1
+        if needed >= 0 and home[needed] != home[position]:
+            consumer[index] = needed
             count += 1
     return count
 
@@ -82,22 +118,22 @@ def place_early(
     ``start`` and ``end`` are whole numbers, so that counting sorts the transfers by time;
     ``bucket`` has a zero for each time and one more.
     """
-    for position in range(len(consumer)):
-        if consumer[position] >= 0:
-            bucket[end[position] + 1] += 1
+    for transfer in range(len(consumer)):
+        if consumer[transfer] >= 0:
+            bucket[end[maker(transfer, home)] + 1] += 1
     for time in range(1, len(bucket)):
         bucket[time] += bucket[time - 1]
-    for position in range(len(consumer)):
-        if consumer[position] >= 0:
-            order[bucket[end[position]]] = position
-            bucket[end[position]] += 1
+    for transfer in range(len(consumer)):
+        if consumer[transfer] >= 0:
+            order[bucket[end[maker(transfer, home)]]] = transfer
+            bucket[end[maker(transfer, home)]] += 1
     for rank in range(len(offsets) - 1):
         head[rank] = offsets[rank]
     for index in range(len(order)):
-        position = order[index]
-        rank = home[consumer[position]]
+        transfer = order[index]
+        rank = home[consumer[transfer]]
         here = head[rank]
-        while start[here] < end[position]:
+        while start[here] < end[maker(transfer, home)]:
             here += 1
         head[rank] = here
         slot[index] = here
@@ -124,8 +160,8 @@ def place_late(
     """
     ranks = len(offsets) - 1
     for index in range(len(order) - 1, -1, -1):
-        position = order[index]
-        latest = consumer[position]
+        position = maker(order[index], actions)
+        latest = consumer[order[index]]
         link = home[position] * ranks + home[latest]
         # Groups begin and end as one.
         while (actions[latest] >> PAIR_SHIFT) & 3 >= 2:
@@ -163,7 +199,8 @@ def write_programs(
     action and behind each program: that before action i of rank r has the number i + r.
     """
     for index in range(len(order)):
-        room[after_group(order[index], actions) + home[order[index]]] += 1
+        sender = maker(order[index], actions)
+        room[after_group(sender, actions) + home[sender]] += 1
         room[slot[index] + home[slot[index]]] += 1
     here = 0
     for rank in range(len(offsets) - 1):
@@ -177,18 +214,32 @@ def write_programs(
                 here += 1
         lowered_offsets[rank + 1] = here
     if sends_first:
-        for sender in range(len(actions)):
-            if consumer[sender] >= 0:
-                gap = after_group(sender, actions) + home[sender]
-                write_end(actions[sender], SEND_OF[actions[sender] & KIND_MASK], gap, room, lowered)
+        for transfer in range(len(consumer)):
+            if consumer[transfer] >= 0:
+                write_send(transfer, actions, home, room, lowered)
     for index in range(len(order)):
-        sender = order[index]
-        needed = actions[consumer[sender]]
+        transfer = order[index]
+        needed = actions[consumer[transfer]]
         if not sends_first:
-            gap = after_group(sender, actions) + home[sender]
-            write_end(actions[sender], SEND_OF[actions[sender] & KIND_MASK], gap, room, lowered)
+            write_send(transfer, actions, home, room, lowered)
         gap = slot[index] + home[slot[index]]
-        write_end(needed, RECEIVE_OF[needed & KIND_MASK], gap, room, lowered)
+        carried = KINDS if transfer >= len(actions) else 0
+        write_end(needed, RECEIVE_OF[carried + (needed & KIND_MASK)], gap, room, lowered)
+
+
+@helper
+def write_send(transfer: int, actions: Array, home: Array, room: Array, lowered: Array) -> None:
+    """Write the send of a transfer behind its producer, or its group."""
+    sender = maker(transfer, actions)
+    action, carried = actions[sender], KINDS if transfer >= len(actions) else 0
+    gap = after_group(sender, actions) + home[sender]
+    write_end(action, SEND_OF[carried + (action & KIND_MASK)], gap, room, lowered)
+
+
+@helper
+def maker(transfer: int, actions: Array) -> int:
+    """Return the position of the action that makes what a transfer moves."""
+    return transfer if transfer < len(actions) else transfer - len(actions)
 
 
 @helper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from debubble.engine.jit import helper, unsigned
 from debubble.engine.kernels import layout as at
+from debubble.engine.kernels.carry import carried_ready, end_step
 from debubble.engine.kernels.layout import (
     DONE,
     FAILED,
@@ -19,7 +20,9 @@ from debubble.engine.kernels.side_streams import side_ready, wake_on_last_stage
 
 
 @helper
-def readiness(item: Item, frame: Frame, transfers: Maybe, side: Maybe) -> tuple[int, int]:
+def readiness(
+    item: Item, frame: Frame, transfers: Maybe, side: Maybe, carry: Maybe
+) -> tuple[int, int]:
     """Look whether an action of a stage and microbatch can run.
 
     Returns an outcome: DONE if it can, WAITS if it has to wait for another rank, else what is wrong
@@ -32,8 +35,11 @@ def readiness(item: Item, frame: Frame, transfers: Maybe, side: Maybe) -> tuple[
     neighbor = step != 0 and 0 <= item.stage + step < sizes.stages
     sort = kinds[row + at.SORT]
     if transfers is not None:
-        if sort == at.TRANSFER and not (neighbor and rank_of[item.place + step] != item.rank):
-            return FAILED, -1
+        if sort == at.TRANSFER:
+            away = end_step(item, frame, carry)
+            inside = away != 0 and 0 <= item.stage + away < sizes.stages
+            if not (inside and rank_of[item.place + away] != item.rank):
+                return FAILED, -1
     # What has to be done on this stage stands before it in the program.
     if (done | at.ALWAYS) & kinds[row + at.BEFORE] == 0 or done & kinds[row + at.NOT] != 0:
         return FAILED, -1
@@ -56,6 +62,10 @@ def readiness(item: Item, frame: Frame, transfers: Maybe, side: Maybe) -> tuple[
             if results.node[unsigned(wanted)] <= 0:
                 results.node[wanted] = -(item.rank + 1)
                 return WAITS, wanted
+        if carry is not None:
+            outcome = carried_ready(item, frame, transfers, carry)
+            if outcome != DONE:
+                return outcome, wanted
         if side is not None:
             return side_ready(item, done, frame, side), wanted
     return DONE, wanted

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.torch.engine.plan import ProgramStep
+from debubble.torch.engine.skips import NO_SKIPS, Skips
 from debubble.torch.engine.stage import Stage
 from debubble.torch.ranks.process_group import Ranks
 
@@ -32,6 +33,8 @@ class EngineSetup:
     """Called with a stage and the reason why its backward is not split."""
     stage: Callable[..., Stage] = Stage
     """Class of the stages, or another maker of them."""
+    skips: Skips = NO_SKIPS
+    """Skip connections."""
 
 
 def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
@@ -45,6 +48,7 @@ def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int,
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
             kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,
+            skips=setup.skips,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip

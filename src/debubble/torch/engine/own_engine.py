@@ -25,6 +25,8 @@ from debubble.torch.engine.stage import StageInput, StageOutput
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
+    CARRIED,
+    CARRIED_BACK,
     FORWARD,
     InputKey,
     Pairs,
@@ -78,6 +80,12 @@ class OwnEngine:
             self.shard.follow(plan)
         self.copies = Copies(self.ranks, plan)
         self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
+        self._came: dict[InputKey, Any] = {}
+        """What was carried here, and was waited for."""
+        self._takes: dict[tuple[int, int], int] = {}
+        """Tensors among the inputs of a stage and unit whose gradients are carried back."""
+        self._targets = dict(schedule.carries)
+        self._sources = {target: source for source, target in schedule.carries}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
         self._away: set[tuple[int, int]] = set()
@@ -148,6 +156,9 @@ class OwnEngine:
                     if step.stage > 0:
                         operand = self._take((FORWARD, step.stage, step.unit), index)
                     self.watch.position, self.watch.state = index, RankState.RUNNING
+                    if step.stage in self.setup.skips.arriving:
+                        key = CARRIED, step.stage, step.unit
+                        self._came[key] = self._take(key, index)
                     self._forward(step, operand)
         self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
@@ -162,6 +173,8 @@ class OwnEngine:
         if batch.anew:
             self.wire.forget()
         self._ready.clear()
+        self._came.clear()
+        self._takes.clear()
         self._pairs.start()
         self._away = set(self._leaving) if training else set()
         self._casting = autocast_of(self.ranks.device)
@@ -183,8 +196,8 @@ class OwnEngine:
         self._wait(indices[0])
         sends, arrivals, sent = [], [], []
         for index in indices:
-            step, is_send, back, stage, key = self._moves[index]
-            boundary = self._boundary(step, stage)
+            step, is_send, back, source, target, key = self._moves[index]
+            boundary = self._boundary(step, source, target, key[0] >= CARRIED)
             if is_send:
                 ready = self._ready.pop(key, None)
                 if ready is None or isinstance(ready, Arrival):
@@ -236,8 +249,14 @@ class OwnEngine:
         self.watch.position = task.place
         task.run(self, task.step, operand)
 
-    def _boundary(self, step: ProgramStep, stage: int) -> Boundary:
-        return Boundary(step.copy, stage, self._batch.signatures[step.unit])
+    def _boundary(self, step: ProgramStep, source: int, target: int, carried: bool) -> Boundary:
+        signature = self._batch.signatures[step.unit]
+        return Boundary(step.copy, source, target, carried, signature)
+
+    def _hand(self, step: ProgramStep, target: int, output: StageOutput, carried: bool) -> None:
+        """Keep what a stage made for another, which may be on this rank."""
+        self.wire.check(self._boundary(step, step.stage, target, carried), output.form)
+        self._ready[CARRIED if carried else FORWARD, target, step.unit] = output
 
     def _forward(self, step: ProgramStep, operand: Any) -> None:
         unit, key = step.unit, (step.stage, step.unit)
@@ -248,7 +267,10 @@ class OwnEngine:
             batch.kwargs.get(unit, {}),
             batch.targets.get(unit) if step.stage == self._last else None,
             batch.weights[unit] * batch.scale,
+            self._came.pop((CARRIED, *key), None) if self._sources else None,
         )
+        if given.carried is not None:
+            self._takes[key] = sum(leaf.carries for leaf in given.carried.form.tensors)
         with self._casting():
             handed = self.stages[step.stage].forward(
                 unit, given, graph=training, recomputed=training and key in self._recomputed,
@@ -257,8 +279,9 @@ class OwnEngine:
             )  # fmt: skip
         if step.stage < self._last:
             assert handed is not None, "only the last stage hands nothing on"
-            self.wire.check(self._boundary(step, step.stage + 1), handed.form)
-            self._ready[FORWARD, step.stage + 1, unit] = handed
+            self._hand(step, step.stage + 1, handed, carried=False)
+            if handed.carried is not None:
+                self._hand(step, self._targets[step.stage], handed.carried, carried=True)
         elif self.shard is not None and handed is not None and training:
             self.shard.given(unit, handed.tensors[0])
 
@@ -274,7 +297,13 @@ class OwnEngine:
         backward = stage.backward_input if step.kind == Kind.I else stage.backward
         if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
             set_last_backward(self.setup.modules[step.stage], True)
+        if step.stage in self._targets:
+            operand = [*(operand or ()), *self._came.pop((CARRIED_BACK, step.stage, step.unit))]
         found = backward(step.unit, operand)
+        if step.stage in self._sources:
+            own = len(found) - self._takes.pop((step.stage, step.unit))
+            self._ready[CARRIED_BACK, self._sources[step.stage], step.unit] = found[own:]
+            found = found[:own]
         if step.stage > 0:
             self._ready[BACKWARD, step.stage - 1, step.unit] = found
 
@@ -310,6 +339,9 @@ class OwnEngine:
     def _wait_for(self, task: Task) -> Any:
         """Wait for all that an action's kind needs; return the input of its computation."""
         found = None if task.takes is None else self._take(task.takes, task.place)
+        # A recompute may have waited for the gradient before.
+        if task.carried is not None and task.carried not in self._came:
+            self._came[task.carried] = self._take(task.carried, task.place)
         key = (task.step.stage, task.step.unit)
         for need in task.rest:
             if Kind.RELOAD in need.kinds:
@@ -354,7 +386,7 @@ class OwnEngine:
             if self._training and place in self._answers:
                 self.wire.release_sent(*self._answers[place])
             assert found.form is not None, "a form comes with the first tensors at the latest"
-            return tensors if key[0] else StageOutput(tensors, found.form)
+            return tensors if found.back else StageOutput(tensors, found.form)
         return found
 
     def _wait(self, index: int) -> None:

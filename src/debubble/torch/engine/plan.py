@@ -34,7 +34,8 @@ class ProgramStep(NamedTuple):
 
     ``unit`` is its microbatch or slice of one; ``pair`` is 0 alone, 1 and 2 in an overlapped pair;
     ``peer`` is the rank at the other end of a transfer, or the rank that offloaded activations go
-    to, −1 for none; ``slices`` is the number of slices of a microbatch.
+    to, −1 for none; ``slices`` is the number of slices of a microbatch; ``there`` is the stage at
+    the other end of a transfer.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class ProgramStep(NamedTuple):
     copy: int
     peer: int = -1
     slices: int = 1
+    there: int = -1
 
     def __str__(self) -> str:
         return Action(self.stage, self.kind, self.unit).text(self.slices)
@@ -53,7 +55,7 @@ class ProgramStep(NamedTuple):
         """The other end of a transfer."""
         spec = KINDS[self.kind]
         assert spec.other_end is not None, "only transfers have another end"
-        return self._replace(kind=spec.other_end, stage=self.stage + spec.away)
+        return self._replace(kind=spec.other_end, stage=self.there, there=self.stage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ class ExecutionPlan:
     def _program(self, rank: int) -> list[ProgramStep]:
         program = self.lowered.program(rank)
         table = self.lowered.placement.table
-        last = self.lowered.stages - 1
+        last, ends = self.lowered.stages - 1, self.lowered.away.tolist()
         slices, away = self.lowered.slices, self.lowered.copy_targets[rank]
         steps = []
         columns = (kinds_of(program), stages_of(program), microbatches_of(program),
@@ -113,11 +115,11 @@ class ExecutionPlan:
             if stage > last or (spec.kind not in WHOLE_STAGE_KINDS and unit >= self.lowered.units):
                 text = Action(stage, spec.kind, unit).text(slices)
                 raise ScheduleError(f"rank {rank}: {text} does not exist in this schedule")
-            there = stage + spec.away
-            peer = table[copy][there] if spec.away and 0 <= there <= last else -1
+            there = stage + ends[kind][stage]
+            peer = table[copy][there] if there != stage and 0 <= there <= last else -1
             if kind in COPY_KINDS and away is not None:
                 peer = away
-            steps.append(ProgramStep(spec.kind, stage, unit, pair, copy, peer, slices))
+            steps.append(ProgramStep(spec.kind, stage, unit, pair, copy, peer, slices, there))
         return steps
 
     def text(self, rank: int, index: int) -> str:

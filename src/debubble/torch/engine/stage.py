@@ -26,6 +26,7 @@ from debubble.torch.data.batch import (
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, mapped, put_together, take_apart
 from debubble.torch.engine.finite import FiniteCheck
 from debubble.torch.engine.offload import Activations
+from debubble.torch.engine.skips import NO_SKIPS, Skips
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
 
@@ -35,12 +36,21 @@ class StageOutput(NamedTuple):
 
     tensors: list[Tensor]
     form: TreeForm
+    carried: StageOutput | None = None
+    """What goes to a stage that is no neighbor."""
 
     @property
     def carrying(self) -> list[Tensor]:
-        """Tensors for which gradients come back."""
+        """Tensors for which gradients come back, those that are carried last."""
         pairs = zip(self.tensors, self.form.tensors, strict=True)
-        return [tensor for tensor, leaf in pairs if leaf.carries]
+        own = [tensor for tensor, leaf in pairs if leaf.carries]
+        return own if self.carried is None else own + self.carried.carrying
+
+    @property
+    def detached(self) -> StageOutput:
+        """The output without its graph."""
+        carried = None if self.carried is None else self.carried.detached
+        return StageOutput([tensor.detach() for tensor in self.tensors], self.form, carried)
 
 
 class StageInput(NamedTuple):
@@ -52,6 +62,8 @@ class StageInput(NamedTuple):
     target: Any
     weight: float
     """Weight of the microbatch's loss in the gradient."""
+    carried: StageOutput | None = None
+    """What another stage than that before carries here, by keyword."""
 
 
 @dataclass
@@ -73,7 +85,8 @@ class UnitState:
     keys: list[Tensor] = field(default_factory=list)
     """Keys and values of a slice."""
     inputs: list[Tensor] = field(default_factory=list)
-    """Leaves whose gradients go to the stage before, or an activation on the first stage."""
+    """Leaves whose gradients go to the stage before, or an activation on the first stage; behind
+    them those whose gradients go to the stage that carried them here."""
     leaves: list[Tensor] = field(default_factory=list)
     """Keys and values of earlier slices."""
     activations: Activations | None = None
@@ -108,6 +121,8 @@ class Stage:
     device: torch.device
     warn: Callable[[int, str], None]
     """Called once with the reason why a backward is not split."""
+    skips: Skips = NO_SKIPS
+    """Skip connections."""
 
     def __post_init__(self) -> None:
         self.held: dict[int, UnitState] = {}
@@ -245,13 +260,25 @@ class Stage:
         given = held.given
         trains = self.trains
         inputs: list[Tensor] = []
+        split = self.splits and not self.fuses
+        kwargs = given.kwargs
         if isinstance(given.args, StageOutput):
-            tensors, form = given.args
-            split = self.splits and not self.fuses
+            tensors, form, _ = given.args
             args = arguments(put_together(_leaves(tensors, form, graph, inputs, split), form))
             trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
         else:
             args = given.args
+        if given.carried is not None:
+            tensors, form, _ = given.carried
+            came = put_together(_leaves(tensors, form, graph, inputs, split), form)
+            twice = next((name for name in came if name in kwargs), None)
+            if twice is not None:
+                raise RunError(
+                    f"stage {self.number} gets {twice}= from another stage and from the step; "
+                    "leave it out of the step, or carry it under another name"
+                )
+            kwargs = {**kwargs, **came}
+            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
         # Keys and values of the slices before this one, slice by slice.
         earlier = [self._memory[other] for other in range(unit - unit % self.slices, unit)]
         keys: list[Tensor] = []
@@ -264,9 +291,9 @@ class Stage:
             if self.slices > 1:
                 start = sum(parts[0].shape[2] for parts in earlier)
                 past = [torch.cat(parts, 2) for parts in zip(*earlier, strict=True)]
-                output, keys = self._call(held, (*args, start, past), given.kwargs)
+                output, keys = self._call(held, (*args, start, past), kwargs)
             else:
-                output = self._call(held, args, given.kwargs)
+                output = self._call(held, args, kwargs)
             losses = list(added)
             if self.loss is not None and given.target is not None:
                 if output is None:
@@ -279,7 +306,10 @@ class Stage:
             self._finite.forward(unit, (*data, given.target), output, counted)
         if self.outputs is not None:
             self.outputs[unit] = mapped(output, Tensor.detach)
-        handed = None if self.last else StageOutput(*take_apart(output, trains))
+        rest, carried = self.skips.take_out(self.number, output)
+        handed = None if self.last else StageOutput(*take_apart(rest, trains))
+        if handed is not None and carried is not None:
+            handed = handed._replace(carried=StageOutput(*take_apart(carried, trains)))
         if handed is not None and not handed.tensors:
             what = "None" if output is None else f"{type(output).__name__} without tensors"
             raise RunError(
@@ -309,7 +339,7 @@ class Stage:
             self._memory[unit] = [part.detach().requires_grad_() for part in keys]
         if handed is None:
             return None
-        return StageOutput([tensor.detach() for tensor in handed.tensors], handed.form)
+        return handed.detached
 
     def _contexts(self, held: UnitState, graph: bool) -> ExitStack:
         """Return the contexts that a forward needs; entering one costs time."""

@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 
 from debubble.core.actions import TRANSFER_KINDS
-from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, KINDS, Kind, Need, Of
+from debubble.core.carries import WAYS, carry_steps
+from debubble.core.kinds import CARRY_KINDS, COPY_KINDS, FORWARD_KINDS, KINDS, Kind, Need, Of
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.stage import StageOutput
 
-FORWARD, BACKWARD = False, True
-"""Directions of tensors: activations go forward, gradients backward."""
+FORWARD, BACKWARD, CARRIED, CARRIED_BACK = range(4)
+"""Ways of tensors: activations go forward, gradients backward; to neighbors, or as they are
+carried."""
 
 BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
 BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
 """Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
 
-InputKey = tuple[bool, int, int]
-"""Direction, stage and microbatch (or slice) of an input of a computation."""
+InputKey = tuple[int, int, int]
+"""Way, stage and microbatch (or slice) of an input of a computation."""
 
 
 class Task(NamedTuple):
@@ -40,7 +42,9 @@ class Task(NamedTuple):
     run: Callable[..., None]
     """Handler of (engine, step, result of another stage)."""
     takes: InputKey | None
-    """Result of another stage that it computes with."""
+    """Result of a neighboring stage that it computes with."""
+    carried: InputKey | None
+    """What is carried to it."""
     rest: tuple[Need, ...]
     """Other needs that it waits for."""
     pace: float
@@ -54,8 +58,10 @@ class PlannedTransfer(NamedTuple):
     sends: bool
     back: bool
     """If it is a gradient."""
-    boundary: int
-    """Stage that gets the activation, or computed the gradient."""
+    source: int
+    """Stage that made the activation, or gets the gradient."""
+    target: int
+    """Stage that gets the activation, or made the gradient."""
     key: InputKey
     """Result that is sent, or becomes ready."""
 
@@ -66,10 +72,9 @@ def find_moves(program: Sequence[ProgramStep]) -> dict[int, PlannedTransfer]:
     for place, step in enumerate(program):
         spec = KINDS[step.kind]
         if step.kind in TRANSFER_KINDS:
-            there = step.stage + spec.away
-            back = is_backward(step)
-            key = (back, there if spec.sends else step.stage, step.unit)
-            found[place] = PlannedTransfer(step, spec.sends, back, max(step.stage, there), key)
+            ends, way = sorted((step.stage, step.there)), way_of(step)
+            key = (way, step.there if spec.sends else step.stage, step.unit)
+            found[place] = PlannedTransfer(step, spec.sends, is_backward(way), *ends, key)
     return found
 
 
@@ -79,7 +84,7 @@ def first_uses(plan: ExecutionPlan, rank: int) -> dict[InputKey, int]:
     for place, step in enumerate(plan.programs[rank]):
         for need in KINDS[step.kind].needs:
             if need.through is not None and need.when(plan.lowered):
-                found.setdefault((need.stage > 0, step.stage, step.unit), place)
+                found.setdefault((_way_of_need(need), step.stage, step.unit), place)
     return found
 
 
@@ -116,24 +121,27 @@ def make_tasks(
     schedule, program = plan.lowered, plan.programs[rank]
     needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}
     leaving = {(step.stage, step.unit) for step in program if step.kind in COPY_KINDS}
-    last = schedule.stages - 1
+    last, steps = schedule.stages - 1, carry_steps(schedule.carries, schedule.stages)
     lasts = plan.pace_of(rank)
 
     def task(place: int) -> Task:
         step = program[place]
-        takes, rest = None, []
+        takes, carried, rest = None, None, []
         for need in needs[step.kind]:
             if need.last_stage_only and step.stage != last:
                 continue
-            if need.through is not None:
+            if need.of in WAYS:
+                if steps[WAYS[need.of]][step.stage]:
+                    carried = (_way_of_need(need), step.stage, step.unit)
+            elif need.through is not None:
                 if 0 <= step.stage + need.stage <= last:
-                    takes = (need.stage > 0, step.stage, step.unit)
+                    takes = (_way_of_need(need), step.stage, step.unit)
             elif KINDS[need.kinds[0]].undoes is not None:
                 if (step.stage, step.unit) in leaving:
                     rest.append(need)
             elif need.of in BY_SHARD or (need.of in BY_STEP and not need.optional):
                 rest.append(need)
-        return Task(place, step, handlers[step.kind], takes, tuple(rest), lasts[place])
+        return Task(place, step, handlers[step.kind], takes, carried, tuple(rest), lasts[place])
 
     return [
         range(first, end) if program[first].kind in TRANSFER_KINDS
@@ -142,10 +150,24 @@ def make_tasks(
     ]  # fmt: skip
 
 
-def is_backward(step: ProgramStep) -> bool:
-    """Return the direction of a transfer: receives from the stage before are forward."""
-    spec = KINDS[step.kind]
-    return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
+def way_of(step: ProgramStep) -> int:
+    """Return the way of a transfer."""
+    forward = step.kind in FORWARD_KINDS
+    if step.kind in CARRY_KINDS:
+        return CARRIED if forward else CARRIED_BACK
+    return FORWARD if forward else BACKWARD
+
+
+def is_backward(way: int) -> bool:
+    """Return if gradients go that way."""
+    return way in (BACKWARD, CARRIED_BACK)
+
+
+def _way_of_need(need: Need) -> int:
+    """Return the way of a result of another stage."""
+    if need.of in WAYS:
+        return CARRIED if need.of is Of.CARRIED_FROM else CARRIED_BACK
+    return FORWARD if need.stage < 0 else BACKWARD
 
 
 def bounds_of_groups(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:

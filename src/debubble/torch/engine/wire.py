@@ -25,10 +25,15 @@ from debubble.torch.ranks.process_group import Ranks, Tag
 
 
 class Boundary(NamedTuple):
-    """A copy of the model, the stage that gets tensors there, and the signature of the input."""
+    """A copy of the model, two stages of which one gets tensors, and the signature of the input."""
 
     copy: int
-    stage: int
+    source: int
+    """Stage that makes activations."""
+    target: int
+    """Stage that gets them."""
+    carried: bool
+    """If they are carried, which neighbors do in addition."""
     signature: int
 
 
@@ -91,11 +96,11 @@ class Wire:
         """Compare the output of a stage with its earlier one for such an input."""
         known = self._forms.get(boundary) or self._new.get(boundary)
         if known is None:
-            _check_constants(boundary.stage - 1, form)
+            _check_constants(boundary.source, form)
             self._new[boundary] = known = form
         if known is not form and known != form:
             raise RunError(
-                f"stage {boundary.stage - 1} returned {form}; its first microbatch of this shape "
+                f"stage {boundary.source} returned {form}; its first microbatch of this shape "
                 f"returned {known}; return the same shapes and types for inputs of one shape"
             )
 

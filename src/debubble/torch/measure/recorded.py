@@ -20,7 +20,14 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.costs import Costs
-from debubble.core.kinds import FORWARD_KINDS, KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
+from debubble.core.kinds import (
+    CARRY_KINDS,
+    FORWARD_KINDS,
+    KINDS,
+    SEND_KINDS,
+    VOCABULARY_KINDS,
+    WORK_KINDS,
+)
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
 from debubble.engine.timeline import Timeline
@@ -149,9 +156,10 @@ class RecordedSteps:
                 default = {"default": float(np.median(list(found.values())))} if missing else {}
                 values[KINDS[each].cost] = {**default, **found}
         values |= _costs_of_pairs(schedule, spent) | _costs_of_shards(schedule, kind, spent)
-        lag = _lag(schedule, times)
-        if lag is not None:
-            values["p2p"] = lag
+        for name, carried in (("p2p", False), ("p2p_carry", True)):
+            lag = _lag(schedule, times, carried)
+            if lag is not None:
+                values[name] = lag
         return Costs(**values, time_unit="ms")
 
 
@@ -186,10 +194,16 @@ def _costs_of_shards(
     return {"head": {"F": first, "I": second / 2, "W": second / 2}}
 
 
-def _lag(schedule: Schedule, times: NDArray[np.int64]) -> float | None:
-    """Return the median time of transfers that a rank waits for, in ms; None without any."""
+def _lag(schedule: Schedule, times: NDArray[np.int64], carried: bool) -> float | None:
+    """Return the median time of transfers that a rank waits for, in ms; None without any.
+
+    They are those between neighboring stages, or those of what is `carried` to others.
+    """
     lags = []
+    kinds = kinds_of(schedule.actions)
     for send, receive in _messages(schedule):
+        if (kinds[send] in CARRY_KINDS) != carried:
+            continue
         posted, waited, there = times[:, 0, send], times[:, 0, receive], times[:, 1, receive]
         lag = there - np.maximum(posted, waited)
         lags.append(lag[(posted > waited) & (lag > 0)])

@@ -236,6 +236,7 @@ def _not_for_search(schedule: Schedule) -> str:
     """Return the part of a schedule that cannot be searched, empty for none."""
     reasons = {
         "has several copies of the model": schedule.placement.copies > 1,
+        "carries something to a stage that is not the next": bool(schedule.carries),
         "cuts sequences into slices": schedule.slices > 1,
         "shards the output layer": bool(schedule.vocabulary),
         "keeps several versions of the weights": max(schedule.versions) > 1,

@@ -165,6 +165,11 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     if joined:
         check_world_size(schedule.ranks)
     settings = settings or Settings()
+    if schedule.carries:
+        raise ParameterError(
+            f"'{schedule.name}' carries something to a stage that is not the next, which no model "
+            "of a run has; leave carry out, or train your own in a debubble.torch.Pipeline"
+        )
     exact = torch.float64
     with settings.model_code():
         data = RunData(settings.model, schedule)

@@ -70,10 +70,25 @@ class Waits {
     return this[need.of]({ i, need, kinds, stage, unit, rank, direct }).filter((j) => j >= 0);
   }
 
-  STAGE({ need, kinds, stage, unit, rank, direct }) {
-    const { run } = this, away = stage + need.stage, part = (unit % run.slices) + need.slice;
+  STAGE(asked) {
+    const { run } = this, { need, stage, unit } = asked, away = stage + need.stage, part = (unit % run.slices) + need.slice;
     if (away < 0 || away >= run.stages || part < 0 || part >= run.slices) return [];
-    const found = this.find(kinds, away, unit + need.slice);
+    return this.#there(asked, away);
+  }
+
+  CARRIED_FROM(asked) { return this.#carried(asked, 1, 0); }
+
+  CARRIED_TO(asked) { return this.#carried(asked, 0, 1); }
+
+  /** The action at the other end of what is carried from or to a stage. */
+  #carried(asked, own, other) {
+    const pair = this.run.carries.find((stages) => stages[own] === asked.stage);
+    return pair ? this.#there(asked, pair[other]) : [];
+  }
+
+  /** The action of another stage, or the receive that its result comes through. */
+  #there({ need, kinds, stage, unit, rank, direct }, away) {
+    const { run } = this, found = this.find(kinds, away, unit + need.slice);
     if (direct || found < 0 || need.through == null || run.rank(found) === rank) return [found];
     return [this.find([need.through], stage, unit)];
   }
@@ -135,7 +150,7 @@ class Waits {
   /** Actions among which are those that may need action i in one way. */
   #candidates(i, need) {
     const { run } = this, unit = run.unit[i], rank = run.rank(i), of = [need.kind];
-    if (["STAGE", "LAST_STAGE", "EVERY_SHARD"].includes(need.of)) return unit >= need.slice ? run.ofUnit(unit - need.slice) : [];
+    if (["STAGE", "CARRIED_FROM", "CARRIED_TO", "LAST_STAGE", "EVERY_SHARD"].includes(need.of)) return unit >= need.slice ? run.ofUnit(unit - need.slice) : [];
     if (["LATEST", "ITERATION"].includes(need.of)) return this.program(rank, of);
     // Steps that follow it on its rank, and those of the same number.
     const number = this.#before(this.program(rank, of), run.place(i));
