@@ -3,7 +3,8 @@
     python docs/build.py
 
 Beside the pages in docs/ there is one for every schedule of the registry, one for the command line,
-and copies of the files that pages link to. A warning of zensical is an error.
+and copies of the files that pages link to. Pictures of pages are drawn by their commands, see
+pictures.py. A warning of zensical is an error.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import pictures
+from pictures import write_dark
 from roles import as_markdown
 from typer.testing import CliRunner
 
@@ -30,7 +33,6 @@ from debubble.cli.app import app as program
 from debubble.cli.schedules import describe, example
 from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline
-from debubble.interchange.cost_files import load_costs
 from debubble.schedules.formula import legend
 from debubble.schedules.registry import Entry
 from debubble.view.files import save
@@ -45,14 +47,8 @@ RENAMED = {
 }
 """Pages of the site that stand elsewhere."""
 
-FIGURES = re.compile(r"!\[([^\]]*)\]\((home|figures/[\w-]+)\.svg\)")
+FIGURES = re.compile(r"!\[([^\]]*)\]\((figures/[\w-]+)\.svg\)")
 FIGURE = {"width": 9.0, "notes": False, "title": "", "transfers": False}
-DARK = {
-    "#1f2530": "#e6e9ef", "#5d6675": "#9aa4b4", "#f2f4f7": "#2b313b", "#8791a1": "#77829a",
-    "#c2185b": "#ff6b9d",
-}  # fmt: skip
-"""Colours of a figure's ink, rows, memory and limits, and what they are on a dark page."""
-
 SETTINGS = {
     "equal times": {"F": 1, "I": 1, "W": 1},
     "measured": {"F": 44.18, "I": 40.27, "W": 38, "p2p": 2.17},
@@ -62,12 +58,11 @@ SETTINGS = {
 """Costs of a rank that all schedules are compared on."""
 
 
-def main() -> None:
-    """Write all pages and build the site."""
+def main(made: Collection[str] | None = None) -> None:
+    """Write all pages and build the site, with all pictures or those named."""
     shutil.rmtree(PAGES, ignore_errors=True)
     entries = db.schedules()
-    copy_pages()
-    write_home()
+    copy_pages(made)
     write_schedules(entries)
     write_commands()
     write_contracts()
@@ -80,16 +75,20 @@ def main() -> None:
     sys.exit(subprocess.run(command, cwd=BUILD, check=False).returncode)
 
 
-def copy_pages() -> None:
-    """The pages as they are, but for links to files elsewhere, which come along."""
+def copy_pages(made: Collection[str] | None) -> None:
+    """The pages with their pictures; files elsewhere that they link to come along."""
     leave = shutil.ignore_patterns("*.py", "*.toml", "__pycache__")
     shutil.copytree(ROOT / "docs", PAGES, ignore=leave)
     for source, name in RENAMED.items():
         shutil.copy(source, PAGES / name)
     sources = {name: source.parent for source, name in RENAMED.items()}
-    for page in PAGES.glob("*.md"):
+    pages = {path: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+    asked = [each for path, text in pages.items() for each in pictures.asked_for(path.name, text)]
+    pictures.make((x for x in asked if made is None or x.target in made), PAGES / "made")
+    for page, text in pages.items():
         link = linked(sources.get(page.name, ROOT / "docs"))
-        text = re.sub(r"(\[[^\]]*\])\(([^):#]+)\)", link, page.read_text(encoding="utf-8"))
+        text = pictures.insert(text, PAGES / "made")
+        text = re.sub(r"(\[[^\]]*\])\(([^):#]+)\)", link, text)
         page.write_text(FIGURES.sub(lambda at: in_both(at[1], at[2]), text), encoding="utf-8")
     for figure in PAGES.glob("figures/*.svg"):
         write_dark(figure)
@@ -136,28 +135,11 @@ def drawn(entry: Entry, folder: Path) -> Timeline | None:
     return timeline
 
 
-def write_home() -> None:
-    """The figure of the first page: what ``make demo`` compares, on half the ranks."""
-    costs = load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").costs
-    names = ["zb-v", "zb-h1", "1f1b"]
-    result = db.compare(names, ranks=4, microbatches=8, costs=costs)
-    timelines = [row.timeline for row in result.rows]
-    write_figures(timelines, PAGES / "home")
-
-
 def write_figures(timelines: list[Timeline], stem: Path) -> None:
     """A figure on light and on dark pages, and a page to zoom in."""
     save(timelines, stem.with_suffix(".svg"), **FIGURE)
     write_dark(stem.with_suffix(".svg"))
     save(timelines, stem.with_name(f"{stem.name}-timeline.html"))
-
-
-def write_dark(figure: Path) -> None:
-    """The same figure for dark pages, beside it."""
-    text = figure.read_text(encoding="utf-8")
-    dark = re.sub("|".join(DARK), lambda color: DARK[color[0]], text)
-    dark = dark.replace("fill: #ffffff", "fill: none", 1)  # the paper
-    figure.with_name(f"{figure.stem}-dark.svg").write_text(dark, encoding="utf-8")
 
 
 def in_both(alternative: str, stem: str) -> str:
