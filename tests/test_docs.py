@@ -313,7 +313,7 @@ def test_the_training_loop_runs(tmp_path: Path) -> None:
     # Two ranks: the loop names no number.
     first, second = run_in_forks(code, tmp_path, 2)
     assert first.startswith("loss ")
-    assert "the fastest order found saves" in first
+    assert "the fastest schedule found saves" in first
     assert second == ""
     assert (tmp_path / "train.json.gz").stat().st_size > 1000
 
