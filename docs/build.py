@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 import debubble as db
 from debubble.cli.app import COMMANDS
 from debubble.cli.app import app as program
+from debubble.cli.words import glossary
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -54,6 +55,7 @@ def main(made: Collection[str] | None = None) -> None:
     write_schedules(entries, PAGES)
     write_commands()
     write_contracts()
+    write_words()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
     names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
     config = config.replace("# SCHEDULES", names)
@@ -187,6 +189,17 @@ def keys_of(data: Any, path: str = "", depth: int = 3) -> Iterator[tuple[object,
             yield from keys_of(value, f"{path}{key}.", depth - 1)
         elif isinstance(value, list):
             yield from keys_of(value, f"{path}{key}", depth)
+
+
+def write_words() -> None:
+    """The glossary of ``debubble words``, a table for each subject."""
+    lines: list[str] = []
+    for subject, rows in glossary().items():
+        head = subject[0].upper() + subject[1:].replace("(", "(`").replace(")", "`)")
+        lines += [f"## {head}", "", *table(["word", "meaning"], [*rows.items()]), ""]
+    page = PAGES / "words.md"
+    text = page.read_text(encoding="utf-8").replace("<!-- WORDS -->", "\n".join(lines))
+    page.write_text(text, encoding="utf-8")
 
 
 def write_index(config: dict[str, Any]) -> None:
