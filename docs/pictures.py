@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +86,11 @@ class Picture:
     @property
     def written(self) -> str:
         """File that the last command writes."""
-        words = self.steps[-1]
-        name = next((b for a, b in pairwise(words) if a in _OUTPUTS), "")
         wanted = Path(self.target).name
-        if name not in (wanted, f"{Path(wanted).stem}.html"):
-            raise PictureError(f"{self.page}: '{self.command}' does not write {wanted}")
-        return name
+        for name in (wanted, f"{Path(wanted).stem}.html"):
+            if name in self.steps[-1]:
+                return name
+        raise PictureError(f"{self.page}: '{self.command}' does not write {wanted}")
 
     @property
     def files(self) -> list[str]:
@@ -110,9 +108,6 @@ class Picture:
     def is_seen(self) -> bool:
         """Whether it takes a browser."""
         return self.link is not None or self.is_page
-
-
-_OUTPUTS = ("-o", "--output")
 
 
 def asked_for(page: str, text: str) -> list[Picture]:
