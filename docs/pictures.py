@@ -112,7 +112,7 @@ class Picture:
         return self.link is not None or self.is_page
 
 
-_OUTPUTS = ("-o", "--output")
+_OUTPUTS = ("-o", "--output", "--html")
 
 
 def asked_for(page: str, text: str) -> list[Picture]:
