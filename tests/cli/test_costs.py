@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,12 +56,7 @@ def test_every_cost_can_be_in_a_file() -> None:
     assert fields <= keys
 
 
-def test_what_the_page_shows_works(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    debubble (.*)$", PAGE, re.M)
-    assert len(commands) == 7
-    for line in commands:
-        assert run(*shlex.split(line)).code == 0
+def test_what_the_page_shows_works() -> None:
     for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S):
         parse_costs(block, "x.yaml")
     schedule = db.make("1f1b", ranks=4, microbatches=8)
