@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,10 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-quic",
 ]  # fmt: skip
-SIZE = {"width": 1440, "height": 900}
+PLAYGROUND = {"width": 1440, "height": 900}
+REPORT = {"width": 1100, "height": 900}
+"""Pixels of the window: of a report at most so high, as wide as text stays readable on a page."""
+
 IDLE = "() => ![...document.querySelectorAll('.busy')].some(each => each.checkVisibility())"
 """Whether nothing on a page says that it is at work."""
 HEIGHT = "() => document.querySelector('main').getBoundingClientRect().bottom"
@@ -87,12 +89,11 @@ class Picture:
     @property
     def written(self) -> str:
         """File that the last command writes."""
-        words = self.steps[-1]
-        name = next((b for a, b in pairwise(words) if a in _OUTPUTS), "")
         wanted = Path(self.target).name
-        if name not in (wanted, f"{Path(wanted).stem}.html"):
-            raise PictureError(f"{self.page}: '{self.command}' does not write {wanted}")
-        return name
+        for name in (wanted, f"{Path(wanted).stem}.html"):
+            if name in self.steps[-1]:
+                return name
+        raise PictureError(f"{self.page}: '{self.command}' does not write {wanted}")
 
     @property
     def files(self) -> list[str]:
@@ -110,9 +111,6 @@ class Picture:
     def is_seen(self) -> bool:
         """Whether it takes a browser."""
         return self.link is not None or self.is_page
-
-
-_OUTPUTS = ("-o", "--output", "--html")
 
 
 def asked_for(page: str, text: str) -> list[Picture]:
@@ -237,7 +235,7 @@ def take_screenshots(shots: Sequence[tuple[Picture, Path]]) -> bool:
         return False
     with sync_playwright() as playwright, playground(shots) as address:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        page = browser.new_context(viewport=SIZE).new_page()
+        page = browser.new_context(device_scale_factor=1.5).new_page()
         for picture, place in shots:
             place.mkdir(exist_ok=True)
             look(page, picture, place, address)
@@ -247,15 +245,17 @@ def take_screenshots(shots: Sequence[tuple[Picture, Path]]) -> bool:
 
 def look(page: Any, picture: Picture, place: Path, address: str) -> None:
     """Take the two screenshots of a picture."""
+    size = PLAYGROUND if picture.link is not None else REPORT
     page.goto("about:blank")
+    page.set_viewport_size(size)
     source = f"{address}#{picture.link}" if picture.link is not None else ""
     page.goto(source or (place / picture.written).as_uri(), wait_until="networkidle")
     page.wait_for_function(IDLE)
-    height = min(page.evaluate(HEIGHT), SIZE["height"])
+    height = min(page.evaluate(HEIGHT), size["height"])
     for name, scheme in zip(picture.files, ("light", "dark"), strict=False):
         page.emulate_media(color_scheme=scheme)
         page.evaluate("() => new Promise(done => setTimeout(done, 150))")
-        page.screenshot(path=place / name, clip=SIZE | {"x": 0, "y": 0, "height": height})
+        page.screenshot(path=place / name, clip=size | {"x": 0, "y": 0, "height": height})
 
 
 @contextmanager

@@ -53,7 +53,7 @@ PAGES = {
 }
 EXTENDING = "docs/extending.md"  # test_extending.py
 ELSEWHERE = {
-    "make demo": "test_the_demo_is_what_the_readme_says, and wherever somebody begins",
+    "make demo": "test_the_demo_and_the_first_pages_have_one_comparison",
     "make test": "this",
     "pip install": "wheels.py",
     ". .venv/bin/activate": "a shell's",
@@ -313,7 +313,7 @@ def test_the_training_loop_runs(tmp_path: Path) -> None:
     # Two ranks: the loop names no number.
     first, second = run_in_forks(code, tmp_path, 2)
     assert first.startswith("loss ")
-    assert "the fastest order found saves" in first
+    assert "the fastest schedule found saves" in first
     assert second == ""
     assert (tmp_path / "train.json.gz").stat().st_size > 1000
 
@@ -336,11 +336,20 @@ def test_the_own_schedule_is_one_forward_ahead_of_1f1b() -> None:
     assert warm_up == [5, 4, 3, 2]
 
 
-def test_the_demo_is_what_the_readme_says() -> None:
+def test_the_demo_and_the_first_pages_have_one_comparison() -> None:
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "examples/zero-bubble/gpt-6.2b-m24.yaml" in recipe
+    profile = re.search(r"PROFILE := (.*)", recipe)
+    compared = re.search(r"\$\(BIN\)/(debubble compare .*?) -o demo.png", recipe)
+    assert profile
+    assert compared
+    demo = compared[1].replace("$(PROFILE)", profile[1])
     assert "$(BIN)/debubble serve" in recipe
-    assert "8 A100s" in load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").name
+    assert load_costs(ROOT / profile[1]).name == "GPT 6.2B on 8 A100s"
+    first = [PAGES["README.md"], PAGES["docs/quickstart.md"]]
+    assert all(demo in [line for line, _ in commands(page)] for page in first)
+    shown = "".join([*first, PAGES["docs/index.md"]])
+    assert len(set(re.findall(r"zb-v is fastest.*", shown))) == 1
+    assert len(set(re.findall(r"[\d.]+ % less time", shown))) == 1
 
 
 def test_the_readme_is_one_screen_whose_links_lead_somewhere() -> None:

@@ -205,8 +205,9 @@ def test_conventions_say_what_the_numbers_are() -> None:
 def test_the_report_names_every_measure_and_aligns_its_columns() -> None:
     text = report(db.simulate(db.make("1f1b", ranks=4, microbatches=8)), time_unit="ms", width=80)
     lines = text.splitlines()
-    assert lines[0] == "1f1b: 4 ranks, 4 stages (one stage per rank), 8 microbatches, 64 actions"
-    assert lines[2] == "makespan           33 ms         last end − first start over all ranks"
+    assert lines[0] == "1f1b: makespan 33 ms, bubble ratio 27.27 %, peak activation 4"
+    assert lines[1] == "4 ranks, 4 stages (one stage per rank), 8 microbatches, 64 actions"
+    assert lines[3] == "makespan           33 ms         last end − first start over all ranks"
     assert "bubble ratio       27.27 %" in text
     assert "stage bubble rate  27.27 %" in text
     assert "overhead           37.50 %" in text

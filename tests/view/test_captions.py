@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import debubble as db
+from debubble.analysis.metrics import result_text
 from debubble.core.actions import Kind
 from debubble.engine.timeline import simulate
 from debubble.view import captions
@@ -37,10 +38,10 @@ def test_the_setting_says_what_recomputes():
 
 
 def test_the_result_names_every_number():
-    assert captions.result(run("1f1b", 4, 8)) == (
+    assert result_text(run("1f1b", 4, 8)) == (
         "makespan 33, bubble ratio 27.27 %, peak activation 4"
     )
-    assert captions.result(run("1f1b", 4, 8), "ms").startswith("makespan 33 ms, ")
+    assert result_text(run("1f1b", 4, 8), "ms").startswith("makespan 33 ms, ")
 
 
 def test_conventions_are_said_once():

@@ -185,8 +185,8 @@ MEASURES: list[Measure] = [
     Measure(
         "idle_by_cause",
         lambda timeline: dict(zip(CAUSES, bubbles(timeline).totals.T.tolist(), strict=True)),
-        "per rank: idle time before its first action (fill), after its last (drain), "
-        "waiting for data that is not computed (data) or not here yet (p2p), or only for memory",
+        "per rank: idle time before its first action (fill), after its last (drain), and while it "
+        "waits for data not computed yet (data), for data on its way (p2p), or only for memory",
         "time",
     ),
     Measure(
@@ -205,13 +205,14 @@ MEASURES: list[Measure] = [
     ),
     Measure(
         "p2p_volume", p2p_volume,
-        "transfers of one boundary activation or gradient between ranks",
+        "activations and gradients of stage boundaries sent between ranks",
         compared=True, head="p2p|volume", left_out=4, reported=True,
     ),
     Measure(
         "receive_buffers", receive_buffers,
-        "where transfers are actions, per rank: slots of receive buffers, live from the receive to "
-        "the end of the backward, in pools by stage and direction, by direction, and in one",
+        "per rank, where transfers are actions: receive buffers in use at once, each from its "
+        "receive to the end of the backward, with a pool per stage and direction, one per "
+        "direction, or a single one",
     ),
     Measure("weight_versions", lambda timeline: max(timeline.schedule.versions), compared=True),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from debubble.core.embedding_and_head import PARTS
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.runtimes import I_FREES_NOTHING, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
-from debubble.core.units import memory_scale, number, percent
+from debubble.core.units import amount, memory_scale, number, percent, time
 from debubble.engine import modes
 from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.recompute import recompute_share, recomputed_stages
@@ -23,11 +23,11 @@ from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
 
 SYNCS = {
-    "global": "a step waits for the gradients of all ranks: the norm is handed from rank to rank, "
-    "and from the last one back to each",
+    "global": "a step waits for the gradients of all ranks: their norm passes from rank to rank, "
+    "and the last rank sends it back to each",
     "local": "a step waits for its own rank's gradients",
     "post-validation": "a step waits for its own rank's gradients and the partial norm of the "
-    "ranks before it; a step that the full norm forbids, known later, is undone (not simulated)",
+    "ranks before it; if the full norm later forbids it, it is undone (not simulated)",
 }
 """Dependencies of an optimizer step, by `Schedule.sync`."""
 
@@ -36,6 +36,16 @@ CUT_SHOWN = 16
 
 MODES: dict[str, str] = {spec.name: spec.title for spec in modes.MODES}
 """Descriptions of the p2p modes, by name."""
+
+
+def result_text(timeline: Timeline, time_unit: str = "") -> str:
+    """Return makespan, bubble ratio and peak activation as a phrase."""
+    makespan = time(timeline.makespan, time_unit or timeline.table.costs.time_unit)
+    peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
+    return (
+        f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
+        f"peak activation {peak}"
+    )
 
 
 def has_steps(schedule: Schedule) -> bool:
@@ -97,7 +107,7 @@ def in_short(words: Mapping[str, str]) -> list[str]:
     return [*special, f"{'; '.join(parts)}. See 'debubble words'."]
 
 
-HELD = "allocated when F starts, held until W ends, or B"
+HELD = "allocated when F starts, held until W ends (or B)"
 """Convention of activation memory, but for what is special."""
 
 FREE = "here transfers take no time"

@@ -10,7 +10,7 @@ import numpy as np
 from debubble.analysis.check import caveats
 from debubble.analysis.layout import definitions, line_width, table, unstyled, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
-from debubble.analysis.metrics import conventions, in_short, units
+from debubble.analysis.metrics import conventions, in_short, result_text, units
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
@@ -89,14 +89,18 @@ def report(
     """Return the summary as text: aligned numbers, with formulas next to the simulation.
 
     Times are in `time_unit`, ``"ms"`` for instance, by default in that of the costs; lines have
-    `width` characters, by default the terminal's. One that is not `wide` has fewer measures.
+    `width` characters, by default the terminal's. The first line is the answer; a report that is
+    not `wide` has fewer measures.
     `style` puts text in one of the styles ``"head"`` and ``"faint"``, for terminals.
     """
     data = summary(timeline)
     width = width or line_width()
     costs = timeline.table.costs
     unit, memory = time_unit or costs.time_unit, costs.activation_unit
-    lines = [style(line, "head") for line in wrap(heading(timeline.schedule), width, 2)] + [""]
+    found = f"{timeline.schedule.name}: {result_text(timeline, unit)}"
+    _, _, about = heading(timeline.schedule).partition(": ")
+    lines = [style(line, "head") for line in wrap(found, width, 2)]
+    lines += [*wrap(about, width, 2), ""]
     lines += definitions(_measures(data, unit, memory, wide), width)
     lines += ["", *_ranks(data, unit, memory), ""]
     lines += wrap(f"idle share of rank-time: {_idle(data)}", width, 2)

@@ -132,7 +132,7 @@ def plural(noun: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage with two decimals; rounding never shows a minus zero.
+    """Return an exact share as a percentage with two decimals; there is no minus zero.
 
     Examples
     --------
@@ -140,6 +140,19 @@ def percent(share: float) -> str:
     ('100.00 %', '27.27 %', '0.00 %')
     """
     return f"{round(share * 100, 2) + 0.0:.2f} %"
+
+
+def rough_percent(share: float) -> str:
+    """Return a measured or estimated share as a percentage with the two digits that are meant.
+
+    Examples
+    --------
+    >>> rough_percent(0.2727), rough_percent(0.0432), rough_percent(0.0004), rough_percent(1.234)
+    ('27 %', '4.3 %', '0.04 %', '123 %')
+    """
+    value = float(f"{100 * share:.2g}") if abs(share) < 1 else 100 * share
+    digits = 0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 2
+    return f"{round(value, digits) + 0.0:.{digits}f} %"
 
 
 def plain(value: float) -> float:

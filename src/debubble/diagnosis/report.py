@@ -9,7 +9,7 @@ import numpy as np
 
 from debubble.analysis.layout import GAP, Column, definitions, text_table, wrap
 from debubble.analysis.metrics import ranges
-from debubble.core.units import counted, number
+from debubble.core.units import counted, number, rough_percent
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
@@ -111,10 +111,10 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     span = span if len(times) > 1 else ""
     text = (
         f"A step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
-        f"{100 * found.bubble_ratio:.1f} % of it"
+        f"{rough_percent(found.bubble_ratio)} of it"
     )
     if not np.isnan(run.start).any():
-        text += f", {100 * found.planned_bubble_ratio:.1f} % by the schedule at median times"
+        text += f", {rough_percent(found.planned_bubble_ratio)} by the schedule at median times"
     yield text
 
 

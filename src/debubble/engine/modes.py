@@ -70,7 +70,7 @@ MODES: tuple[ModeSpec, ...] = (
         "overlapped", "transfers overlap with computing; only the receiver waits for its data",
     ),
     ModeSpec(
-        "channel", "every directed pair of ranks carries one transfer at a time", one_by_one=True,
+        "channel", "each directed pair of ranks carries one transfer at a time", one_by_one=True,
     ),
     ModeSpec(
         "blocking", "sender and receiver are both busy during a transfer",
@@ -78,22 +78,22 @@ MODES: tuple[ModeSpec, ...] = (
     ),
     ModeSpec(
         "pair",
-        "transfers queue between each two ranks, both directions on one queue, in the order of the "
-        "programs (NCCL, one communicator for two ranks)",
+        "transfers between two ranks share one queue, in program order (NCCL with a communicator "
+        "of two ranks, as in PyTorch 2.13)",
         receives="queued", queued=True, by_peer=True, queue="one queue for each two ranks",
         meeting="with transfers queued between each two ranks, as by NCCL",
     ),
     ModeSpec(
         "group",
-        "each rank queues all its transfers in the order of its program (NCCL, one communicator "
-        "for all)",
+        "all transfers of a rank share one queue, in program order (NCCL with one communicator "
+        "of all ranks, as in PyTorch before 2.13)",
         receives="queued", queued=True, queue="one queue per rank",
         meeting="with all transfers of a rank on one queue, as by NCCL with one communicator",
     ),
     ModeSpec(
         "directed",
-        "transfers queue between each two ranks, each direction on one queue, in the order of the "
-        "programs",
+        "transfers from one rank to another share one queue, in program order; each direction has "
+        "its own",
         receives="queued", queued=True, by_peer=True, by_direction=True,
         queue="one queue for each two ranks and direction",
         meeting="with transfers queued between each two ranks in each direction",

@@ -15,7 +15,7 @@ from debubble.core.errors import DebubbleError
 from debubble.core.given_layers import make_layers
 from debubble.core.layers import stage_costs
 from debubble.core.placement import Placement
-from debubble.core.units import number, percent
+from debubble.core.units import number, rough_percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -150,8 +150,8 @@ def _run_headline(rows: Sequence[Row]) -> str:
     off = measured.makespan / predicted.makespan - 1
     side = "longer" if off >= 0 else "shorter"
     return (
-        f"{name} took {number(measured.makespan)} ms, {percent(abs(off))} {side} than predicted "
-        f"({number(predicted.makespan)} ms)"
+        f"{name} took {number(measured.makespan)} ms, {rough_percent(abs(off))} {side} than "
+        f"predicted ({number(predicted.makespan)} ms)"
     )
 
 

@@ -71,7 +71,8 @@ class Pipeline(Measured):
         ``"mean"``: gradients are those of the mean over all rows of the batch, whatever
         microbatches they are in; ``"sum"``: of the sum of the microbatches' losses; ``"tokens"``:
         of the mean over all targets that are not −100, those of data-parallel replicas too. True
-        and False are the first two in PyTorch's words.
+        and False are the first two in PyTorch's words. The default warns once where microbatches
+        have other numbers of such targets than of rows.
     split
         Where the schedule splits backwards in I and W: ``"keep"`` refuses stages for which that
         does not work, ``"fuse"`` lets I do the whole backward, ``"auto"`` does that where a split
@@ -166,7 +167,8 @@ class Pipeline(Measured):
             A list that takes what `loss_fn` returns with them, as ``(loss, metrics)``: any tree,
             its tensors detached.
         return_outputs
-            If outputs of the last stage are kept and returned, too.
+            If outputs of the last stage are kept and returned, too. They stay in memory until the
+            end of the step, and twice while they are joined.
         arg_mbs, kwarg_mbs, target_mbs
             In place of a batch: arguments, keyword arguments and targets, one of each for every
             microbatch. They may have different shapes.

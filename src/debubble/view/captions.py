@@ -28,7 +28,7 @@ from debubble.core.command import command
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, ParameterError, did_you_mean
 from debubble.core.kinds import KINDS, Kind
-from debubble.core.units import Scale, amount, counted, percent, time
+from debubble.core.units import Scale, amount, counted, percent
 from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -99,16 +99,6 @@ def short_result(timeline: Timeline) -> str:
     costs = timeline.table.costs
     peak = amount(float(timeline.peak_activation.max()), costs.activation_unit)
     return f"bubble {percent(timeline.bubble_ratio)}, peak {peak}"
-
-
-def result(timeline: Timeline, time_unit: str = "") -> str:
-    """Return makespan, bubble ratio and peak activation as a phrase."""
-    makespan = time(timeline.makespan, time_unit or timeline.table.costs.time_unit)
-    peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
-    return (
-        f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
-        f"peak activation {peak}"
-    )
 
 
 def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> Scale:

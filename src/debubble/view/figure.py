@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from debubble.analysis.metrics import result_text
 from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
@@ -128,7 +129,7 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
         if look.title is None:
             name = f"{captions.name(timeline)}: {captions.setting_and_shades(timeline)}"
             lines = clauses(name, size, width)
-            lines += clauses(captions.result(timeline, look.time_unit), size, width)
+            lines += clauses(result_text(timeline, look.time_unit), size, width)
         else:
             lines = wrapped(captions.printable(look.title, 300), size, width)
         if look.title != "":
@@ -254,7 +255,7 @@ class _FigureLayout:
                 return _Caption(name, short)
             return _Caption(name, below=tuple(clauses(short, sizes.text, width)))
         setting = captions.setting_and_shades(timeline)
-        result = clauses(captions.result(timeline, self.look.time_unit), sizes.text, width)
+        result = clauses(result_text(timeline, self.look.time_unit), sizes.text, width)
         if text_width(setting, sizes.text) <= room:
             return _Caption(name, setting, below=tuple(result))
         return _Caption(name, "", tuple(clauses(setting, sizes.text, width)), tuple(result))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.layout import takes_color, wrap
+from debubble.analysis.metrics import result_text
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
@@ -318,7 +319,7 @@ class _TextDrawing:
         title = textwrap.wrap(f"{name}: {captions.setting(timeline)}", width)
         if self.color and title and title[0].startswith(name):
             title[0] = f"\x1b[1m{name}{_RESET}{title[0][len(name) :]}"
-        return title + wrap(captions.result(timeline, self.time_unit), width)
+        return title + wrap(result_text(timeline, self.time_unit), width)
 
     def axis(self, first: int, count: int) -> list[str]:
         """Return a line with ticks and one with their times, below `count` columns from `first`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.planner.answer.words import gigabytes, seconds, share
+from debubble.core.units import percent
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.search.evaluate import Evaluated
@@ -48,7 +49,7 @@ def too_fast(plan: Evaluated) -> list[str]:
     if mfu <= best:
         return []
     return [
-        f"an MFU of {share(mfu)} is more than the {share(best)} that the best matrix product on "
-        f"{gpu.name} is known to reach; check the measurement: batch, sequence, GPUs, and whether "
-        "the time is of a whole step"
+        f"an MFU of {percent(mfu)} is more than the {percent(best)} that the best matrix product "
+        f"on {gpu.name} is known to reach; check the measurement: batch, sequence, GPUs, and "
+        "whether the time is of a whole step"
     ]

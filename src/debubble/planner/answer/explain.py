@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.analysis.layout import definitions, table, wrap
+from debubble.core.units import rough_percent
 from debubble.planner.answer.report import framework_title
 from debubble.planner.answer.searches import Answer
-from debubble.planner.answer.words import cause_name, gigabytes, seconds, share
+from debubble.planner.answer.words import cause_name, gigabytes, seconds
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
@@ -41,7 +42,8 @@ def _causes(plan: Evaluated, width: int) -> list[str]:
     rows = [
         (
             cause_name(name),
-            f"{seconds(plan.causes[name]):>8}  {share(plan.causes[name] / plan.step_time):>6}",
+            f"{seconds(plan.causes[name]):>8}  "
+            f"{rough_percent(plan.causes[name] / plan.step_time):>6}",
             CAUSES.get(name, ""),
         )
         for name in largest
@@ -74,9 +76,9 @@ def _memory_notes(plan: Evaluated, width: int) -> list[str]:
     return wrap(
         f"A process gets {gigabytes(request.capacity)} of a {request.cluster.gpu.name}. Measured "
         f"peaks of {framework_title(plan)} exceed predicted ones by up to "
-        f"{share(request.training.runtime.memory_error)} in 9 of 10 runs, so plans are predicted "
-        f"to need at most {gigabytes(request.limit)}. margin: context, communication buffers and "
-        "fragmentation.",
+        f"{rough_percent(request.training.runtime.memory_error)} in 9 of 10 runs, so plans are "
+        f"predicted to need at most {gigabytes(request.limit)}. margin: context, communication "
+        "buffers and fragmentation.",
         width,
     )
 
@@ -87,7 +89,7 @@ def _efficiency(plan: Evaluated, width: int) -> list[str]:
         f"Kernels take {1 / plan.efficiency:.3g} times as long as data sheets and shapes say: "
         f"efficiency {plan.efficiency:.3g}, {plan.efficiency_origin}. Transfers follow from links "
         "and group sizes, the step from simulating the schedule. 9 of 10 comparable steps are "
-        f"within ± {share(plan.step_error)}.",
+        f"within ± {rough_percent(plan.step_error)}.",
         width,
     )
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from debubble.analysis.layout import Column, text_table, unstyled, wrap
+from debubble.core.units import rough_percent
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
@@ -21,7 +22,6 @@ from debubble.planner.answer.words import (
     degrees_text,
     gigabytes,
     seconds,
-    share,
     three_digits,
     with_error,
 )
@@ -101,7 +101,7 @@ def headline(found: Answer) -> list[str]:
     return [
         f"{stopped}{with_error(plan.step_time, plan.step_error * plan.step_time)} per step, "
         f"{three_digits(plan.speed.tokens_per_second)} tokens/s, MFU "
-        f"{share(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
+        f"{rough_percent(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
         f"peak memory {gigabytes(peak)} of {room(plan.request)}: "
         f"{VERDICTS[plan.verdict]} (9 of 10 runs stay below {gigabytes(peak + plan.memory_error)})",
     ]
@@ -144,7 +144,7 @@ def confidence(plan: Evaluated) -> str:
     return (
         f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed, "
         f"{plan.efficiency_origin}; 9 of 10 comparable steps are within ± "
-        f"{share(plan.step_error)}"
+        f"{rough_percent(plan.step_error)}"
     )
 
 

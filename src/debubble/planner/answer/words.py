@@ -79,17 +79,6 @@ def with_error(value: float, error: float) -> str:
     return f"{three_digits(value / size)} ± {three_digits(error / size, 2)} {unit}"
 
 
-def share(value: float) -> str:
-    """Return a share as a percentage with one decimal.
-
-    Examples
-    --------
-    >>> share(0.50491), share(0.1)
-    ('50.5 %', '10.0 %')
-    """
-    return f"{round(value * 100, 1) + 0.0:.1f} %"
-
-
 def gigabytes(value: float) -> str:
     """Return an amount of memory in decimal gigabytes."""
     return f"{value / GB:.1f} GB"

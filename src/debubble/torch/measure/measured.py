@@ -42,7 +42,16 @@ class Measured(ABC):
         return measured_timeline(self.schedule, start, end, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
-        """Write the latest step as a trace file for Perfetto, from rank 0."""
+        """Write the latest step as a trace file for Perfetto, from rank 0.
+
+        A message is two asynchronous slices of the category ``transfer``: ``0SEND_F1`` on the
+        sender, from when the send is posted to when it is complete, and ``1RECV_F1`` on the
+        receiver, from when the receive is posted to when the tensors are there (with PyTorch's
+        engine, to the start of the action that reads them). ``args`` has the number of the message
+        (``transfer``) and its ranks (``from``, ``to``); the receiver's also has ``waited``, when an
+        action began to wait for it. ``otherData.hosts`` names the host of every rank; all times
+        are on the clock of rank 0.
+        """
         steps = self._recorded("trace")
         if self._ranks.rank == 0:
             steps.save_trace(path, -1)

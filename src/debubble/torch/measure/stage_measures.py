@@ -47,7 +47,11 @@ class StageMeasures:
     saved: int | None = None
     """Bytes held from F to B: tensors that autograd saves, and the inputs."""
     kept_for_weight: int | None = None
-    """Bytes held from I to W."""
+    """Bytes held from I to W: what W needs of the forward, and gradients of the layers' outputs.
+
+    Without attention, the gradients may exceed what I released; as a share of `saved` it is then 1,
+    up to a fifth too low.
+    """
     inputs: int | None = None
     """Bytes of the inputs, which are all that is held where the stage is recomputed."""
     message: int | None = None

@@ -16,7 +16,7 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.core.units import percent
+from debubble.core.units import rough_percent
 from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
@@ -87,21 +87,23 @@ class Tuned:
         simulated = ""
         if self.simulated_before is not None:
             error = self.simulated_before / self.step_before - 1
-            simulated = f"; simulated {self.simulated_before:.4g} ms ({percent(error)})"
+            simulated = f"; simulated {self.simulated_before:.4g} ms ({rough_percent(error)})"
         lines = [
             f"a step takes {self.step_before:.4g} ms (median of {self.steps}){simulated}",
-            f"the fastest order found saves {percent(self.predicted_gain)}",
+            f"the fastest schedule found saves {rough_percent(self.predicted_gain)}",
         ]
         if self.difference is not None:
             lines.append(f"largest relative difference of a gradient: {self.difference:.2g}")
         if not self.changed and self.step_after is None:
-            lines.append(f"steps vary by {percent(self.noise)}: the order stays as it is")
+            lines.append(f"steps vary by {rough_percent(self.noise)}: the schedule stays as it is")
         elif self.step_after is None or self.measured_gain is None:
             lines.append(f"measured: after {self._left} more steps")
         else:
+            side = "less" if self.measured_gain >= 0 else "more"
             lines.append(
-                f"measured: {self.step_after:.4g} ms, {percent(self.measured_gain)} saved"
-                + ("" if self.changed else "; the order before runs again")
+                f"measured: {self.step_after:.4g} ms, {rough_percent(abs(self.measured_gain))} "
+                + side
+                + ("" if self.changed else "; the previous schedule runs again")
             )
         return "\n".join(lines)
 
