@@ -55,8 +55,8 @@ def draw(
         limited = setup["memory"] is not None
         if output is None and limited and not _made_within(schedules, timelines):
             raise ParameterError(
-                f"--memory {setup['memory']} is a line in pictures, and these orders do not depend "
-                "on it; give -o order.svg, or leave it out"
+                f"--memory {setup['memory']} is a line in pictures, and these schedules do not "
+                "depend on it; give -o FILE.svg, or leave it out"
             )
         phase("drawing")
         unit = units.pop() if len(units) == 1 else ""

@@ -99,7 +99,7 @@ def optimize(
         sys.stdout.flush()
         if getattr(result, "status", "") != "optimal" and not strategies.has_solver():
             note("without OR-Tools nothing is solved exactly; "
-                 "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
+                 "'pip install ortools' may find faster schedules and better bounds")  # fmt: skip
     if wrote is not None:
         note(f"wrote {wrote}")
 
