@@ -36,7 +36,7 @@ from torch import distributed as dist
 from tests import wheels
 from tests.megatron.real import OnCpu, stand_in_for_gpu
 from tests.planner.megatron import OF_ANOTHER_PYTHON
-from tests.torch.world import in_ranks
+from tests.torch.world import in_ranks, report_progress
 
 RELEASES = "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"
 """The newest of every minor release that our callable knows."""
@@ -227,6 +227,7 @@ class Training:
 
     def step(self, function: Callable[..., Any] | None = None, **keywords: Any) -> Step:
         """One step, by Megatron's own function when none is given; or one of evaluation."""
+        report_progress()
         job = self.job
         if function is None:
             from megatron.core.pipeline_parallel import schedules

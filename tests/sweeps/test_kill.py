@@ -21,10 +21,10 @@ grid:
   schedule: [1f1b, gpipe, zb-h1, dualpipe]
   ranks: [2, 3, 4]
 samples:
-  count: 100
+  count: 40
   draw: {costs.p2p: {from: 0, to: 1}}
 """
-KILLS = 50 if EXPLORES else 20
+KILLS = 50 if EXPLORES else 12
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def whole(spec: Path) -> dict[Any, Any]:
     """Results of a run that nobody disturbs."""
     path = spec.with_name("whole.sqlite")
     end = run(spec, path, jobs=1)
-    assert end.total == end.here == 1200
+    assert end.total == end.here == 480
     return kept(path)
 
 
@@ -125,7 +125,8 @@ def test_killed_on_a_cluster(
     assert reported > 0
     before = kept(path)
     assert reported <= len(before) < len(whole)
-    end = run(spec, path, jobs=2, backend=backend)
+    # A cluster takes seconds to start, and whoever goes on has only the file.
+    end = run(spec, path, jobs=2, backend=backend) if EXPLORES else run(spec, path, jobs=1)
     assert end.here == end.total - len(before)
     after = kept(path)
     check(before, after, reported)
@@ -133,4 +134,4 @@ def test_killed_on_a_cluster(
 
 
 def test_the_spec_is_one_of_many_points(spec: Path) -> None:
-    assert read_spec(spec).size == 1200
+    assert read_spec(spec).size == 480

@@ -27,7 +27,7 @@ from debubble.torch.pytorch import engine as pytorch_engine
 from debubble.torch.pytorch.runtime import PyTorchRuntime
 from debubble.torch.setup import not_for_pytorch
 from tests.conftest import EXPLORES
-from tests.torch.world import in_ranks
+from tests.torch.world import in_ranks, report_progress
 
 WIDTH, ROWS = 8, 3
 CPU = torch.device("cpu")
@@ -110,6 +110,7 @@ def reference(stages: int, microbatches: int) -> tuple[float, list[nn.Module]]:
 
 def compare(rank: int, schedule: Schedule, split: str = "auto") -> str:
     """What differs from a loop without a pipeline, over a step, an evaluation and a step."""
+    report_progress()
     total, whole = reference(schedule.stages, schedule.microbatches)
     modules = copy.deepcopy(model(schedule.stages))
     pipe = dt.Pipeline(schedule, lambda stage: modules[stage], loss_fn, engine="torch", split=split)

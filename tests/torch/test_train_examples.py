@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import debubble as db
 from debubble.torch.models.build import from_config
-from tests.torch.world import in_ranks
+from tests.torch.world import in_ranks, report_progress
 
 pytest.importorskip("transformers", reason="trains models of transformers")
 
@@ -51,9 +51,9 @@ def as_torchrun(rank: int, port: int, script: str, *words: object) -> str:
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     sys.argv = [script, *map(str, words)]
-    sys.path.insert(0, str(FOLDER))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(FOLDER / script), run_name="__main__")
+    report_progress()
     return printed.getvalue()
 
 
@@ -75,6 +75,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     db.make("zb-v", ranks=RANKS, microbatches=8).save(folder / "zbv.csv")
     ports = free_ports(len(PROGRAMS) + 2)
 
+    def load() -> None:
+        sys.path.insert(0, str(FOLDER))
+        build = importlib.import_module("models").build
+        for model in PROGRAMS:
+            build(model, torch.float64)
+
     def work(rank: int) -> str:
         os.chdir(folder)
         dist.destroy_process_group()
@@ -89,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dist.init_process_group("gloo")
         return printed
 
-    (folder / "plain_torch").write_text("".join(in_ranks(RANKS, work)))
+    (folder / "plain_torch").write_text("".join(in_ranks(RANKS, work, load=load)))
     return folder
 
 

@@ -25,7 +25,19 @@ from tests.forkserver import forked
 from tests.patience import patience
 
 LIMIT = 300.0
-"""Seconds after which processes are ended, on a quiet machine."""
+"""Seconds after which processes that report nothing are ended, on a quiet machine."""
+
+PROGRESS = None
+"""Sent in place of whether all went well, while a process is still at work."""
+
+_reports: list[Any] = []
+"""The pipe of this process, where it is one of the ranks."""
+
+
+def report_progress() -> None:
+    """Give this rank its whole limit again, for the next part of its work."""
+    for pipe in _reports:
+        pipe.send_bytes(pickle.dumps((PROGRESS, None)))
 
 
 class ByValue:
@@ -64,6 +76,8 @@ def in_ranks(
 ) -> list[Any]:
     """Call `work` with its rank in every process; what they return.
 
+    Ranks whose work has many parts call :func:`report_progress` after each: the limit is for one.
+
     With `fails` an error is returned as text, and a process that is gone as its exit code; what
     ranks that hang write goes away. What `load` does is done once, in a process that ranks are
     copies of: what takes long to import.
@@ -95,10 +109,14 @@ def in_ranks(
         try:
             for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True)):
                 try:
-                    if not pipe.poll(max(0.0, end - time.monotonic())):
-                        fine, value = False, "nothing came in time"
-                    else:
-                        fine, value = pickle.loads(pipe.recv_bytes())
+                    fine, value = PROGRESS, None
+                    while fine is PROGRESS:
+                        if not pipe.poll(max(0.0, end - time.monotonic())):
+                            fine, value = False, "nothing came in time"
+                        else:
+                            fine, value = pickle.loads(pipe.recv_bytes())
+                        if fine is PROGRESS and not errors:
+                            end = time.monotonic() + patience(LIMIT)
                 except EOFError:
                     process.join(patience(5))
                     fine, value = False, process.exitcode
@@ -166,6 +184,7 @@ def _child(
     gc.freeze()
     warnings.simplefilter("default")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    _reports.append(pipe)
     try:
         dist.init_process_group(
             "gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks,

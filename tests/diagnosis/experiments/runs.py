@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from tests.torch.world import in_ranks
 WIDTH = 64
 CPU = torch.device("cpu")
 
+pause, meet = time.sleep, dist.barrier
+"""What stages do for a time, and how ranks begin a step; :mod:`.counted` has its own."""
+
 
 class Pause(torch.autograd.Function):
     """The identity, which sleeps in its forward and in its backward."""
@@ -33,12 +37,12 @@ class Pause(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
         ctx.backward_time = backward
-        time.sleep(forward)
+        pause(forward)
         return x.clone()  # PyTorch detaches what a stage returns, and a view cannot be
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(ctx.backward_time)
+        pause(ctx.backward_time)
         return gradient, None, None
 
 
@@ -57,7 +61,7 @@ class Sleeper(nn.Module):
         return Pause.apply(x * self.weight, self.job.forward * next(self.factors["F"]), half)
 
     def _sleep_of_weights(self, _: torch.Tensor) -> None:
-        time.sleep(self.job.backward / 2 * next(self.factors["W"]))
+        pause(self.job.backward / 2 * next(self.factors["W"]))
 
 
 def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -99,12 +103,16 @@ def ran(job: Job, folder: Path) -> Ran:
             relay(job.relayed, (job.rows, WIDTH), job.fault.size)
             return []
         group, replicas = _groups(job, rank)
-        run = _of_pytorch if job.runtime == "torch" else _of_debubble
+        run = _of_pytorch if job.runtime == "torch" else of_debubble
         return run(job, rank, group, replicas, folder)
 
     folder.mkdir(parents=True, exist_ok=True)
     found = in_ranks(job.ranks * job.copies + (job.relayed is not None), work)
-    times = [rows for rows in found if rows]
+    return of_median_length(job, folder, [rows for rows in found if rows])
+
+
+def of_median_length(job: Job, folder: Path, times: Sequence[list[tuple[float, float]]]) -> Ran:
+    """Return what a job took, by the start and end of every step of every rank."""
     steps = tuple(
         max(end for _, end in spans) - min(start for start, _ in spans)
         for spans in zip(*times, strict=True)
@@ -216,9 +224,10 @@ def _post_late(job: Job, rank: int) -> None:
     schedules._batch_p2p = late
 
 
-def _of_debubble(
+def of_debubble(
     job: Job, rank: int, group: Any, replicas: Any, folder: Path
 ) -> list[tuple[float, float]]:
+    """Take the steps of a job by our runtime; return the start and end of each."""
     copy, here = divmod(rank, job.ranks)
 
     def stage(number: int) -> nn.Module:
@@ -227,7 +236,7 @@ def _of_debubble(
     pipe = dt.Pipeline(
         job.schedule, stage, loss_fn, group=group, microbatches=job.microbatches, split="keep"
     )
-    if job.relayed is not None:
+    if job.relayed is not None and pause is time.sleep:
         _detour_of_debubble(job, rank)
     x = torch.randn(job.microbatches * job.rows, WIDTH)
 
@@ -239,7 +248,7 @@ def _of_debubble(
     _at_once()
     times = []
     for number in range(job.steps):
-        dist.barrier(group)
+        meet(group)
         times.append(_stepped(step, replicas))
         pipe.trace(_trace(job, folder, number))
     return times
