@@ -165,9 +165,14 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
 
     The average; and the busiest rank where every layer takes as long as the shortest.
     """
-    ranks, each, count = max(homes) + 1, min(loads.layers), len(loads.layers)
+    return _least_load(loads, max(homes) + 1, homes[0] == homes[-1])
+
+
+@lru_cache(maxsize=1 << 14)
+def _least_load(loads: Loads, ranks: int, one: bool) -> float:
+    """Return the least load of the busiest of some ranks, where both ends are on one or on two."""
+    each, count = min(loads.layers), len(loads.layers)
     mean = (sum(loads.layers) + loads.first + loads.last) / ranks
-    one = homes[0] == homes[-1]
     ends = [loads.first + loads.last] if one else [loads.first, loads.last]
     most = max(ends)
     if each <= 0:

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.stage_costs import stage_times
-from debubble.planner.cost.step import step_ends
 from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
@@ -35,6 +34,7 @@ from debubble.planner.search.layer_split import (
     split_bound,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
+from debubble.planner.search.stages import Pipeline, stages_of
 
 STEP = 0.02
 """Share of its memory by which a variant is smaller than the one before, at least."""
@@ -93,12 +93,8 @@ def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | No
 
     By the bound of its pipeline, and by the step's ends, which do not depend on the order.
     """
-    case = request.case(candidate)
-    backward = stage_times(case)[1:].sum(axis=0)
-    if not case.training.overlap_p2p:
-        backward[:] = math.inf  # what is sent hides gradients, too
-    ends = step_ends(case, tuple(backward.tolist()), case.placement)
-    after = min(ends.gradients) + max(ends.optimizer) + max(ends.weights)
+    stages = stages_of(request, candidate)
+    after = float(stages.gradients.min()) + stages.after
     floor = pipeline_bound(request, candidate) + after
     free = splits is not None and candidate.degrees.pp > 1
     if free or candidate.uses_costs:
@@ -115,15 +111,26 @@ def base_of(
 
     None if all of its variants take more than `enough`.
     """
-    plan, timeline = timed(request, candidate)
+    plan, pipeline = _simulated(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
     if free or candidate.uses_costs:
-        busy = float(timeline.busy.max())
-        uneven = max(busy - split_bound(request, candidate), 0.0) if free else 0.0
-        saved = uneven + MOST_WAITS * (timeline.makespan - busy)
+        uneven = max(pipeline.busy - split_bound(request, candidate), 0.0) if free else 0.0
+        saved = uneven + MOST_WAITS * (pipeline.makespan - pipeline.busy)
         floor = max(floor - saved, (1 - most_time(candidate)) * floor)
     return Base(plan, floor, floor) if floor <= enough else None
+
+
+def _simulated(request: PlanRequest, candidate: Candidate) -> tuple[Evaluated, Pipeline]:
+    """Return a candidate with its step time, and its pipeline."""
+    if not candidate.uses_costs:
+        schedule = schedule_of(candidate, Costs())
+        pipeline = stages_of(request, candidate).simulate(schedule)
+        if pipeline is not None:
+            return Evaluated(request, candidate, pipeline.seconds, ()), pipeline
+    plan, timeline = timed(request, candidate)
+    busy = float(timeline.busy.max())
+    return plan, Pipeline(plan.step_time, timeline.makespan, busy)
 
 
 def within_limit_of(
