@@ -32,6 +32,7 @@ from debubble.planner.search.groups import (
     Batch,
     CandidateGroup,
     Setting,
+    first_setting,
     groups,
     least_recompute,
     work_of,
@@ -202,17 +203,24 @@ class _Screen:
         return self.work[key] * alone.microbatches / group.degrees.pp
 
     def _open_group(self, group: CandidateGroup) -> None:
-        """Add the batches of a group that have room."""
-        pp = group.degrees.pp
+        """Add the batches of a group, with the work of those that do least, if any has room."""
         for setting in group.all_settings:
             batch = Batch(group, setting)
-            if least_memory(self.request, group.alone(setting), pp) > self.request.limit:
+            if least_memory(self.request, group.alone(setting), group.degrees.pp) > (
+                self.request.limit
+            ):
                 self.found.leave_out(NO_ROOM, batch.count)
                 continue
-            if given := self._with_room(batch):
-                # As if nothing were scattered, which is the same for many groups.
-                bound = self._least_time(group, (least_recompute(given), min(setting[1], 1)))
-                self._add(bound, len(given), BOUND, partial(self._open_batch, batch, given, bound))
+            # As if nothing were scattered, which is the same for many groups.
+            bound = self._least_time(group, (first_setting(setting)[0], min(setting[1], 1)))
+            self._add(bound, batch.count, BOUND, partial(self._open_setting, batch, bound))
+
+    def _open_setting(self, batch: Batch, bound: float) -> None:
+        """Add the candidates of a batch that have room."""
+        if given := self._with_room(batch):
+            setting = least_recompute(given), batch.setting[1]
+            exact = max(self._least_time(batch.group, setting), bound)
+            self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
 
     def _with_room(self, batch: Batch) -> list[Candidate]:
         """Return the candidates of a batch whose ranks may have room, or nearly so."""
@@ -234,12 +242,8 @@ class _Screen:
                 plan = within_limit_of(self.request, base, self.splits).plan
                 kept(self.found.near, plan, self.found.top)
 
-    def _open_batch(self, batch: Batch, given: list[Candidate], bound: float) -> None:
+    def _open_batch(self, batch: Batch, given: list[Candidate]) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
-        exact = self._least_time(batch.group, (least_recompute(given), batch.setting[1]))
-        if exact > bound * (1 + ROUNDING):
-            self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given, exact))
-            return
         fewest = batch.setting[0] == FEWEST
         if self.found.early is None and not fewest and math.isinf(self.found.below):
             self._look_for_some(given)
