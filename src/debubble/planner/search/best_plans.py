@@ -159,7 +159,7 @@ class _Screen:
     large: list[tuple[float, Candidate]] = field(default_factory=list)
     """Candidates that need least memory of those that do not fit, with bytes of the fullest
     rank."""
-    work: dict[Candidate, float] = field(default_factory=dict)
+    work: dict[object, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
     @property
@@ -187,12 +187,16 @@ class _Screen:
         heappush(self.items, _Item(bound, self.number, count, reason, then))
 
     def add_group(self, group: CandidateGroup) -> None:
-        """Add all candidates of a group, with the work of those that do least, if any has room."""
-        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
-            self.found.leave_out(NO_ROOM, group.count)
-            return
-        recomputes, zeros = zip(*group.all_settings, strict=True)
-        bound = self._least_time(group, (min(recomputes, key=work_of), min(zeros)))
+        """Add all candidates of a group, with the work of those that do least."""
+        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
+        least = min(recomputes, key=work_of), min(zeros)
+        degrees = group.degrees
+        replicas = degrees.dp if least[1] > 1 else 1
+        # The same layers on the same ranks: pipelines and replicas split them in proportion.
+        alike = degrees.tp, degrees.cp, degrees.ep, replicas, group.microbatch_size, least
+        if alike not in self.work:
+            self.work[alike] = least_time(self.request, group.alone(least), 1) / group.microbatches
+        bound = self.work[alike] * group.microbatches / degrees.pp
         self._add(bound, group.count, BOUND, partial(self._open_group, group))
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
@@ -204,6 +208,9 @@ class _Screen:
 
     def _open_group(self, group: CandidateGroup) -> None:
         """Add the batches of a group, with the work of those that do least, if any has room."""
+        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
+            self.found.leave_out(NO_ROOM, group.count)
+            return
         for setting in group.all_settings:
             batch = Batch(group, setting)
             if least_memory(self.request, group.alone(setting), group.degrees.pp) > (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TypeAlias
 
@@ -24,6 +25,7 @@ from debubble.planner.search.stages import stages_of
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
+Cut: TypeAlias = tuple[int, ...]
 
 
 def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
@@ -45,6 +47,14 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     ahead = stages_of(request, candidate).ahead
     passed = ahead.forward if _splits(candidate.schedule) else ahead.both
     return float((candidate.microbatches * ahead.work + passed).max())
+
+
+def pipeline_bounds(request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut]) -> Floats:
+    """Return :func:`pipeline_bound` with several cuts in place of the candidate's."""
+    ahead = stages_of(request, candidate).ahead_of(np.array(cuts))
+    passed = ahead.forward if _splits(candidate.schedule) else ahead.both
+    bounds: Floats = (candidate.microbatches * ahead.work + passed).max(axis=1)
+    return bounds
 
 
 def homes_of(candidate: Candidate) -> tuple[int, ...]:

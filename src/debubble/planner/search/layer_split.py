@@ -23,7 +23,7 @@ from debubble.planner.cost.stage_costs import layer_sums
 from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import homes_of, pipeline_bound
+from debubble.planner.search.bounds import homes_of, pipeline_bound, pipeline_bounds
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.longest_path import Cut, LongestPath, are_slow, least_step, no_gain
 
@@ -262,14 +262,17 @@ def refined(
         if path is not None and path.counts is not None:
             paths.append(path)
 
-    def is_better(cut: Cut, *, in_vain: bool = False) -> bool:
-        """Try a cut, keep it if it is better than the best, and return whether it is."""
+    def is_better(cut: Cut, bound: float | None = None, *, in_vain: bool = False) -> bool:
+        """Try a cut, keep it if it is better than the best, and return whether it is.
+
+        `bound` is that of its pipeline, where it is known.
+        """
         nonlocal best, simulated, in_a_row
         if cut in tried or simulated >= most or in_a_row >= PATIENCE:
             return False
         tried.add(cut)
         candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
-        if fits and pipeline_bound(plan.request, candidate) >= best.step_time:
+        if fits and (bound or pipeline_bound(plan.request, candidate)) >= best.step_time:
             return False
         slow = fits and (
             in_vain
@@ -301,10 +304,10 @@ def refined(
         note(timeline)
         return True
 
-    def moves() -> Iterator[tuple[Cut, bool]]:
+    def moves() -> Iterator[tuple[Cut, bool, float | None]]:
         """Yield cuts with one layer elsewhere, first taken from the fullest or busiest.
 
-        And whether that is known to be no faster.
+        And whether that is known to be no faster, and the bound of the pipeline.
         """
         cut = best.candidate.layers
         fits = not limited or best.fits
@@ -325,12 +328,15 @@ def refined(
         if fits:
             known = (*paths[-1:], *others)
             slow |= are_slow(plan.request, best.candidate, cuts, known, best.step_time)
-        yield from zip(cuts, slow.tolist(), strict=True)
+        bounds: list[float | None] = [None] * len(cuts)
+        if fits and cuts:
+            bounds = pipeline_bounds(plan.request, best.candidate, cuts).tolist()
+        yield from zip(cuts, slow.tolist(), bounds, strict=True)
 
     if not limited or best.fits:
         note(plan.simulate())
     is_better(balanced(loads, homes))
-    while any(is_better(cut, in_vain=vain) for cut, vain in moves()):
+    while any(is_better(cut, bound, in_vain=vain) for cut, vain, bound in moves()):
         pass
     return best, simulated
 

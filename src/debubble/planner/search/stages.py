@@ -78,10 +78,19 @@ class Stages:
     @cached_property
     def ahead(self) -> Ahead:
         """Work of every rank, and ahead of it, without what is specific to pipelines."""
-        forward, own = stage_work(self.case)
+        return Ahead(*(part[0] for part in self.ahead_of(np.array([self.case.candidate.layers]))))
+
+    def ahead_of(self, cuts: Integers) -> Ahead:
+        """Return `ahead` for several cuts in place of its own; shape ``(cuts, pp)``.
+
+        `cuts` are layers of every stage, shape ``(cuts, stages)``.
+        """
+        forward, own = work_of_cuts(self.case, cuts)
         homes, first = self._placed
-        before = np.cumsum([forward, own], axis=1)[:, np.maximum(first - 1, 0)] * (first > 0)
-        return Ahead(np.bincount(homes, own), *before)
+        before = np.cumsum([forward, own], axis=2)[..., np.maximum(first - 1, 0)] * (first > 0)
+        rows = np.arange(len(cuts))[:, None] * len(first) + homes
+        work = np.bincount(rows.ravel(), own.ravel(), len(cuts) * len(first))
+        return Ahead(work.reshape(len(cuts), -1), *before)
 
     @cached_property
     def times(self) -> Floats:
@@ -162,7 +171,9 @@ class Stages:
         walk.evaluate.run(len(end), *known.edges, costs, end)
         ready = float((end[known.last] + self.gradients).max())
         busy = schedule.microbatches * np.bincount(self.homes, self.times[0] + self.times[3]).max()
-        return Pipeline(ready + self.after, float(end.max()), float(busy))
+        ends = self.ends
+        seconds = ready + max(ends.optimizer) + max(ends.weights)
+        return Pipeline(seconds, float(end.max()), float(busy))
 
 
 def stages_of(request: PlanRequest, candidate: Candidate) -> Stages:
@@ -224,23 +235,26 @@ def _simple_graph(schedule: Schedule) -> _SimpleGraph | None:
     return known
 
 
-def stage_work(case: Case) -> tuple[Floats, Floats]:
-    """Return seconds of F, and of F, I and W together, of one microbatch on every stage."""
+def work_of_cuts(case: Case, cuts: Integers) -> Floats:
+    """Return seconds of F, and of F, I and W together, of one microbatch on every stage.
+
+    For several cuts in place of the candidate's; shape ``(2, cuts, stages)``.
+    """
     candidate = case.candidate
-    most, ends = recomputed_layers(candidate.recompute), ends_of(candidate.layers)
+    end = np.cumsum(cuts, axis=1)
+    begin, most = end - cuts, recomputed_layers(candidate.recompute)
     if most is None:
         sums = _work_sums(_case_of(case, candidate.without_order()))
-        found = np.diff(sums.layers[:, ends])
+        found = sums.layers[:, end] - sums.layers[:, begin]
     else:
-        again = _work_sums(_case_of(case, candidate.without_order("full")))
+        again = _work_sums(_case_of(case, candidate.without_order("full"))).layers
         sums = _work_sums(_case_of(case, candidate.without_order("none")))
-        kept = np.minimum(ends[:-1] + most, ends[1:])
-        found = again.layers[:, kept] - again.layers[:, ends[:-1]]
-        found += sums.layers[:, ends[1:]] - sums.layers[:, kept]
-    found[:, 0] += sums.embedding
-    found[:, -1] += sums.head
-    found[:, candidate.mtp_at] += sums.mtp
-    return found[0], found[1]
+        kept = begin + np.minimum(cuts, most)
+        found = again[:, kept] - again[:, begin] + sums.layers[:, end] - sums.layers[:, kept]
+    found[..., 0] += sums.embedding[:, None]
+    found[..., -1] += sums.head[:, None]
+    found[..., candidate.mtp_at] += sums.mtp[:, None]
+    return found
 
 
 def _case_of(case: Case, candidate: Candidate) -> Case:
@@ -251,9 +265,3 @@ def _case_of(case: Case, candidate: Candidate) -> Case:
 def _work_sums(case: Case) -> LayerSums:
     """Return seconds of F, and of F, I and W together, in rows."""
     return LayerSums(*(np.stack([part[0], part.sum(axis=0)]) for part in layer_sums(case)))
-
-
-@lru_cache(maxsize=1 << 14)
-def ends_of(layers: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the number of the first layer of every stage, and last the number of layers."""
-    return np.cumsum((0, *layers))
