@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
     """F, I and W of all stages ahead of its first one."""
 
 
-class Pipeline(NamedTuple):
+class StepTimes(NamedTuple):
     """One simulated step."""
 
     seconds: float
@@ -90,7 +90,7 @@ class Stages:
         before = np.cumsum([forward, own], axis=2)[..., np.maximum(first - 1, 0)] * (first > 0)
         rows = np.arange(len(cuts))[:, None] * len(first) + homes
         work = np.bincount(rows.ravel(), own.ravel(), len(cuts) * len(first))
-        return Ahead(work.reshape(len(cuts), -1), *before)
+        return Ahead(work.reshape(len(cuts), -1).astype(np.float64), *before)
 
     @cached_property
     def times(self) -> Floats:
@@ -125,7 +125,8 @@ class Stages:
     @cached_property
     def standing(self) -> Floats:
         """Bytes that every rank holds all the time."""
-        return standing(self.case, self.case.placement)
+        held: Floats = standing(self.case, self.case.placement)
+        return held
 
     @cached_property
     def stored(self) -> Floats:
@@ -138,7 +139,8 @@ class Stages:
         if self.case.whole_backwards:
             return np.zeros_like(self.stored)
         kept = np.array([one.kept_for_weight for one in stage_activations(self.case)])
-        return np.minimum(self.stored, kept)
+        part: Floats = np.minimum(self.stored, kept)
+        return part
 
     @cached_property
     def _costs(self) -> Floats:
@@ -158,7 +160,7 @@ class Stages:
         np.fill_diagonal(found, 0.0)
         return found
 
-    def simulate(self, schedule: Schedule) -> Pipeline | None:
+    def simulate(self, schedule: Schedule) -> StepTimes | None:
         """Return one step of a schedule; None where it needs more than times of stages."""
         case = self.case
         if case.model.mtp and case.candidate.mtp_at != case.degrees.stages - 1:
@@ -173,7 +175,7 @@ class Stages:
         busy = schedule.microbatches * np.bincount(self.homes, self.times[0] + self.times[3]).max()
         ends = self.ends
         seconds = ready + max(ends.optimizer) + max(ends.weights)
-        return Pipeline(seconds, float(end.max()), float(busy))
+        return StepTimes(seconds, float(end.max()), float(busy))
 
 
 def stages_of(request: PlanRequest, candidate: Candidate) -> Stages:
@@ -214,10 +216,10 @@ class _SimpleGraph(NamedTuple):
     """Arrays of a graph in which only times of stages and links count."""
 
     edges: tuple[NDArray[np.unsignedinteger], ...]
-    last: Integers
+    last: NDArray[np.int32]
     """Last node of every rank."""
-    senders: Integers
-    receivers: Integers
+    senders: NDArray[np.int32]
+    receivers: NDArray[np.int32]
     """Ranks at both ends of every link."""
 
 

@@ -23,7 +23,12 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
+from debubble.planner.search.bounds import (
+    homes_of,
+    pipeline_bound,
+    pipeline_bounds,
+    saves_memory,
+)
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
@@ -34,7 +39,7 @@ from debubble.planner.search.layer_split import (
     split_bound,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
-from debubble.planner.search.stages import Pipeline, stages_of
+from debubble.planner.search.stages import StepTimes, stages_of
 
 STEP = 0.02
 """Share of its memory by which a variant is smaller than the one before, at least."""
@@ -76,15 +81,15 @@ def base_cut(
 
     With seconds that no variant is below, whatever the layer split that it moves to.
     """
-    bound = pipeline_bound(request, given)
     if splits is None or given.degrees.pp == 1:
-        return given, bound
+        return given, pipeline_bound(request, given)
     cut = balanced(loads_of(request, given), homes_of(given))
-    other = replace(given, layers=cut)
-    if other.layers != given.layers:
-        less = pipeline_bound(request, other)
-        if less < bound and splits(other):
-            given, bound = other, less
+    cuts = [given.layers] if cut == given.layers else [given.layers, cut]
+    bound, *less = pipeline_bounds(request, given, cuts).tolist()
+    if less and less[0] < bound:
+        other = replace(given, layers=cut)
+        if splits(other):
+            given, bound = other, less[0]
     return given, (1 - most_time(given)) * bound
 
 
@@ -121,7 +126,7 @@ def base_of(
     return Base(plan, floor, floor) if floor <= enough else None
 
 
-def _simulated(request: PlanRequest, candidate: Candidate) -> tuple[Evaluated, Pipeline]:
+def _simulated(request: PlanRequest, candidate: Candidate) -> tuple[Evaluated, StepTimes]:
     """Return a candidate with its step time, and its pipeline."""
     if not candidate.uses_costs:
         schedule = schedule_of(candidate, Costs())
@@ -130,7 +135,7 @@ def _simulated(request: PlanRequest, candidate: Candidate) -> tuple[Evaluated, P
             return Evaluated(request, candidate, pipeline.seconds, ()), pipeline
     plan, timeline = timed(request, candidate)
     busy = float(timeline.busy.max())
-    return plan, Pipeline(plan.step_time, timeline.makespan, busy)
+    return plan, StepTimes(plan.step_time, timeline.makespan, busy)
 
 
 def within_limit_of(
