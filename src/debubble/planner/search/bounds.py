@@ -49,6 +49,18 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     return float((candidate.microbatches * ahead.work + passed).max())
 
 
+def least_step_of(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no order of a candidate's stages brings its step.
+
+    By the bound of its pipeline, and by the step's ends, which do not depend on the order: a rank
+    sums its gradients after all of its work.
+    """
+    stages = stages_of(request, candidate)
+    worked = candidate.microbatches * stages.ahead.work + stages.ahead.forward
+    pipeline = pipeline_bound(request, candidate) + float(stages.gradients.min())
+    return max(pipeline, float((worked + stages.gradients).max())) + stages.after
+
+
 def pipeline_bounds(request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut]) -> Floats:
     """Return :func:`pipeline_bound` with several cuts in place of the candidate's."""
     ahead = stages_of(request, candidate).ahead_of(np.array(cuts))

@@ -23,9 +23,21 @@ from debubble.planner.cost.stage_costs import layer_sums
 from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import homes_of, pipeline_bound, pipeline_bounds
+from debubble.planner.search.bounds import (
+    homes_of,
+    least_step_of,
+    pipeline_bound,
+    pipeline_bounds,
+)
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
-from debubble.planner.search.longest_path import Cut, LongestPath, are_slow, least_step, no_gain
+from debubble.planner.search.longest_path import (
+    SURE,
+    Cut,
+    LongestPath,
+    are_slow,
+    least_step,
+    no_gain,
+)
 
 SIMULATIONS = 200
 """Most simulations for one plan."""
@@ -285,6 +297,8 @@ def refined(
         if slow:
             return False
         in_a_row += 1
+        if made and fits and least_step_of(plan.request, candidate) > best.step_time * SURE:
+            return False
         try:
             order = None
             if room is not None:
