@@ -112,10 +112,10 @@ BATCH = 8
 PARENTS = 10
 """Number of the best policies that are varied."""
 
-REMEMBERED = 32
+REMEMBERED = 256
 """Results of searches that are kept: within one memory several schedules are the same search."""
 
-LARGEST_REMEMBERED = 1 << 16
+LARGEST_REMEMBERED = 1 << 15
 """Actions of an order up to which it is."""
 
 

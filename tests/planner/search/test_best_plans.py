@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-import debubble.planner.search.best_plans as search_module
+import debubble.planner.search.screen as search_module
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.report import text
 from debubble.planner.answer.searches import ask, search_all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TypeAlias
 
@@ -12,19 +13,19 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers
-from debubble.planner.case import Case
-from debubble.planner.cost.stage_costs import LayerSums, layer_sums, stage_times
+from debubble.planner.cost.stage_costs import stage_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import standing
 from debubble.planner.search.groups import CandidateGroup
+from debubble.planner.search.stages import stages_of
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
+Cut: TypeAlias = tuple[int, ...]
 
 
 def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
@@ -43,51 +44,29 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     and after its last backward those stages run a backward each. Where backwards are split, what a
     rank does for its weights may fill that time.
     """
-    forward, own = stage_work(request, candidate)
-    degrees = candidate.degrees
-    homes, first = _arrays(candidate.schedule, degrees.pp, degrees.chunks)
-    work: Floats = candidate.microbatches * np.bincount(homes, own).astype(np.float64)
-    # Ahead of every stage; the first rank waits for nothing.
-    passed = np.cumsum(forward if _splits(candidate.schedule) else own)
-    work[first > 0] += passed[first[first > 0] - 1]
-    return float(work.max())
+    ahead = stages_of(request, candidate).ahead
+    passed = ahead.forward if _splits(candidate.schedule) else ahead.both
+    return float((candidate.microbatches * ahead.work + passed).max())
 
 
-def stage_work(request: PlanRequest, candidate: Candidate) -> tuple[Floats, Floats]:
-    """Return seconds of F, and of F, I and W together, of one microbatch on every stage."""
-    most, ends = recomputed_layers(candidate.recompute), ends_of(candidate.layers)
-    if most is None:
-        sums = _work_sums(request.case(candidate.without_order()))
-        found = np.diff(sums.layers[:, ends])
-    else:
-        again = _work_sums(request.case(candidate.without_order("full")))
-        sums = _work_sums(request.case(candidate.without_order("none")))
-        kept = np.minimum(ends[:-1] + most, ends[1:])
-        found = again.layers[:, kept] - again.layers[:, ends[:-1]]
-        found += sums.layers[:, ends[1:]] - sums.layers[:, kept]
-    found[:, 0] += sums.embedding
-    found[:, -1] += sums.head
-    found[:, candidate.mtp_at] += sums.mtp
-    return found[0], found[1]
+def least_step_of(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no order of a candidate's stages brings its step.
+
+    By the bound of its pipeline, and by the step's ends, which do not depend on the order: a rank
+    sums its gradients after all of its work.
+    """
+    stages = stages_of(request, candidate)
+    worked = candidate.microbatches * stages.ahead.work + stages.ahead.forward
+    pipeline = pipeline_bound(request, candidate) + float(stages.gradients.min())
+    return max(pipeline, float((worked + stages.gradients).max())) + stages.after
 
 
-@lru_cache(maxsize=1 << 14)
-def _work_sums(case: Case) -> LayerSums:
-    """Return seconds of F, and of F, I and W together, in rows."""
-    return LayerSums(*(np.stack([part[0], part.sum(axis=0)]) for part in layer_sums(case)))
-
-
-@lru_cache(maxsize=1 << 14)
-def ends_of(layers: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the number of the first layer of every stage, and last the number of layers."""
-    return np.cumsum((0, *layers))
-
-
-@lru_cache(maxsize=4096)
-def _arrays(name: str, ranks: int, chunks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rank of every stage, and the first stage of every rank."""
-    homes = np.array(_homes(name, ranks, chunks))
-    return homes, np.unique(homes, return_index=True)[1]
+def pipeline_bounds(request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut]) -> Floats:
+    """Return :func:`pipeline_bound` with several cuts in place of the candidate's."""
+    ahead = stages_of(request, candidate).ahead_of(np.array(cuts))
+    passed = ahead.forward if _splits(candidate.schedule) else ahead.both
+    bounds: Floats = (candidate.microbatches * ahead.work + passed).max(axis=1)
+    return bounds
 
 
 def homes_of(candidate: Candidate) -> tuple[int, ...]:
@@ -173,17 +152,14 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
     logits, buffers of transfers, and recomputed activations. If the schedule depends on costs, one
     microbatch is counted. None for schedules that are too long to count.
     """
-    degrees, case = candidate.degrees, request.case(candidate)
-    runtime = "any" if case.whole_backwards else request.training.runtime.engine
+    degrees, stages = candidate.degrees, stages_of(request, candidate)
+    runtime = "any" if stages.case.whole_backwards else request.training.runtime.engine
     counts = in_flight(
         candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )
     if counts is None and not candidate.uses_costs:
         return None
-    each = stage_activations(case)
-    stored = np.array([one.stored for one in each])
-    held, share = standing(case, case.placement), 1 + fragmentation(request.training)
+    share = 1 + fragmentation(request.training)
     if counts is None:
-        return held + share * np.bincount(homes_of(candidate), stored)
-    kept = [0.0 if case.whole_backwards else one.kept_for_weight for one in each]
-    return held + share * counts.peaks(stored, np.minimum(stored, kept))
+        return stages.standing + share * np.bincount(stages.homes, stages.stored)
+    return stages.standing + share * counts.peaks(stages.stored, stages.kept)

@@ -23,9 +23,21 @@ from debubble.planner.cost.stage_costs import layer_sums
 from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import homes_of, pipeline_bound
+from debubble.planner.search.bounds import (
+    homes_of,
+    least_step_of,
+    pipeline_bound,
+    pipeline_bounds,
+)
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
-from debubble.planner.search.longest_path import Cut, LongestPath, are_slow, least_step, no_gain
+from debubble.planner.search.longest_path import (
+    SURE,
+    Cut,
+    LongestPath,
+    are_slow,
+    least_step,
+    no_gain,
+)
 
 SIMULATIONS = 200
 """Most simulations for one plan."""
@@ -165,9 +177,14 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
 
     The average; and the busiest rank where every layer takes as long as the shortest.
     """
-    ranks, each, count = max(homes) + 1, min(loads.layers), len(loads.layers)
+    return _least_load(loads, max(homes) + 1, homes[0] == homes[-1])
+
+
+@lru_cache(maxsize=1 << 14)
+def _least_load(loads: Loads, ranks: int, one: bool) -> float:
+    """Return the least load of the busiest of some ranks, where both ends are on one or on two."""
+    each, count = min(loads.layers), len(loads.layers)
     mean = (sum(loads.layers) + loads.first + loads.last) / ranks
-    one = homes[0] == homes[-1]
     ends = [loads.first + loads.last] if one else [loads.first, loads.last]
     most = max(ends)
     if each <= 0:
@@ -257,14 +274,17 @@ def refined(
         if path is not None and path.counts is not None:
             paths.append(path)
 
-    def is_better(cut: Cut, *, in_vain: bool = False) -> bool:
-        """Try a cut, keep it if it is better than the best, and return whether it is."""
+    def is_better(cut: Cut, bound: float | None = None, *, in_vain: bool = False) -> bool:
+        """Try a cut, keep it if it is better than the best, and return whether it is.
+
+        `bound` is that of its pipeline, where it is known.
+        """
         nonlocal best, simulated, in_a_row
         if cut in tried or simulated >= most or in_a_row >= PATIENCE:
             return False
         tried.add(cut)
         candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
-        if fits and pipeline_bound(plan.request, candidate) >= best.step_time:
+        if fits and (bound or pipeline_bound(plan.request, candidate)) >= best.step_time:
             return False
         slow = fits and (
             in_vain
@@ -277,6 +297,8 @@ def refined(
         if slow:
             return False
         in_a_row += 1
+        if made and fits and least_step_of(plan.request, candidate) > best.step_time * SURE:
+            return False
         try:
             order = None
             if room is not None:
@@ -296,10 +318,10 @@ def refined(
         note(timeline)
         return True
 
-    def moves() -> Iterator[tuple[Cut, bool]]:
+    def moves() -> Iterator[tuple[Cut, bool, float | None]]:
         """Yield cuts with one layer elsewhere, first taken from the fullest or busiest.
 
-        And whether that is known to be no faster.
+        And whether that is known to be no faster, and the bound of the pipeline.
         """
         cut = best.candidate.layers
         fits = not limited or best.fits
@@ -320,12 +342,15 @@ def refined(
         if fits:
             known = (*paths[-1:], *others)
             slow |= are_slow(plan.request, best.candidate, cuts, known, best.step_time)
-        yield from zip(cuts, slow.tolist(), strict=True)
+        bounds: list[float | None] = [None] * len(cuts)
+        if fits and cuts:
+            bounds = pipeline_bounds(plan.request, best.candidate, cuts).tolist()
+        yield from zip(cuts, slow.tolist(), bounds, strict=True)
 
     if not limited or best.fits:
         note(plan.simulate())
     is_better(balanced(loads, homes))
-    while any(is_better(cut, in_vain=vain) for cut, vain in moves()):
+    while any(is_better(cut, bound, in_vain=vain) for cut, vain, bound in moves()):
         pass
     return best, simulated
 

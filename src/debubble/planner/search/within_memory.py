@@ -14,17 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.stage_costs import stage_times
-from debubble.planner.cost.step import step_ends
 from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
+from debubble.planner.search.bounds import (
+    homes_of,
+    least_step_of,
+    pipeline_bound,
+    pipeline_bounds,
+    saves_memory,
+)
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
@@ -35,6 +41,7 @@ from debubble.planner.search.layer_split import (
     split_bound,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
+from debubble.planner.search.stages import StepTimes, stages_of
 
 STEP = 0.02
 """Share of its memory by which a variant is smaller than the one before, at least."""
@@ -76,15 +83,15 @@ def base_cut(
 
     With seconds that no variant is below, whatever the layer split that it moves to.
     """
-    bound = pipeline_bound(request, given)
     if splits is None or given.degrees.pp == 1:
-        return given, bound
+        return given, pipeline_bound(request, given)
     cut = balanced(loads_of(request, given), homes_of(given))
-    other = replace(given, layers=cut)
-    if other.layers != given.layers:
-        less = pipeline_bound(request, other)
-        if less < bound and splits(other):
-            given, bound = other, less
+    cuts = [given.layers] if cut == given.layers else [given.layers, cut]
+    bound, *less = pipeline_bounds(request, given, cuts).tolist()
+    if less and less[0] < bound:
+        other = replace(given, layers=cut)
+        if splits(other):
+            given, bound = other, less[0]
     return given, (1 - most_time(given)) * bound
 
 
@@ -93,13 +100,9 @@ def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | No
 
     By the bound of its pipeline, and by the step's ends, which do not depend on the order.
     """
-    case = request.case(candidate)
-    backward = stage_times(case)[1:].sum(axis=0)
-    if not case.training.overlap_p2p:
-        backward[:] = math.inf  # what is sent hides gradients, too
-    ends = step_ends(case, tuple(backward.tolist()), case.placement)
-    after = min(ends.gradients) + max(ends.optimizer) + max(ends.weights)
-    floor = pipeline_bound(request, candidate) + after
+    stages = stages_of(request, candidate)
+    after = float(stages.gradients.min()) + stages.after
+    floor = least_step_of(request, candidate)
     free = splits is not None and candidate.degrees.pp > 1
     if free or candidate.uses_costs:
         floor *= 1 - most_time(candidate)
@@ -115,15 +118,26 @@ def base_of(
 
     None if all of its variants take more than `enough`.
     """
-    plan, timeline = timed(request, candidate)
+    plan, pipeline = _simulated(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
     if free or candidate.uses_costs:
-        busy = float(timeline.busy.max())
-        uneven = max(busy - split_bound(request, candidate), 0.0) if free else 0.0
-        saved = uneven + MOST_WAITS * (timeline.makespan - busy)
+        uneven = max(pipeline.busy - split_bound(request, candidate), 0.0) if free else 0.0
+        saved = uneven + MOST_WAITS * (pipeline.makespan - pipeline.busy)
         floor = max(floor - saved, (1 - most_time(candidate)) * floor)
     return Base(plan, floor, floor) if floor <= enough else None
+
+
+def _simulated(request: PlanRequest, candidate: Candidate) -> tuple[Evaluated, StepTimes]:
+    """Return a candidate with its step time, and its pipeline."""
+    if not candidate.uses_costs:
+        schedule = schedule_of(candidate, Costs())
+        pipeline = stages_of(request, candidate).simulate(schedule)
+        if pipeline is not None:
+            return Evaluated(request, candidate, pipeline.seconds, ()), pipeline
+    plan, timeline = timed(request, candidate)
+    busy = float(timeline.busy.max())
+    return plan, StepTimes(plan.step_time, timeline.makespan, busy)
 
 
 def within_limit_of(
@@ -142,34 +156,51 @@ def within_limit_of(
     return Base(plan, within, base.without_limit)
 
 
-def fastest_within(
-    request: PlanRequest, base: Base, splits: Allowed | None, enough: float = math.inf
-) -> Evaluated:
-    """Return the fastest variant that fits, or the base, with its peaks, where none does.
+@dataclass
+class Variants:
+    """The variants of a base, looked at one by one as long as they may be among the best."""
 
-    Variants that take longer than `enough` seconds are not looked for.
-    """
-    start = base.plan
-    made = start.candidate.uses_costs
-    if start.candidate.degrees.pp == 1 or (splits is None and not made):
-        return start
-    found = [start]
-    wide = replace(request, limit=math.inf)
-    for plan in _chain(replace(start, request=wide), base.without_limit, splits):
-        if plan.step_time > enough:
-            break
-        if max(plan.peaks) <= request.limit and plan.step_time >= base.floor:
-            found.append(replace(plan, request=request))
-            break
-    return min((plan for plan in found if plan.fits), key=rank, default=start)
+    request: PlanRequest
+    base: Base
+    splits: Allowed | None
+    floor: float = 0.0
+    """Seconds that no variant that was not looked at is below; infinite where none is left."""
+    started: bool = False
+    """True if some variant was looked at."""
+
+    def __post_init__(self) -> None:
+        self.floor = self.base.floor
+        self.plan = self.base.plan
+        """The best variant so far that fits, or the base, with its peaks, where none does."""
+        start = replace(self.plan, request=replace(self.request, limit=math.inf))
+        free = self.splits is not None or start.candidate.uses_costs
+        if start.candidate.degrees.pp > 1 and free:
+            self._left = _chain(start, self.base.without_limit, self.splits)
+        else:
+            self._left = iter(())
+
+    def look(self) -> None:
+        """Look at the next variant."""
+        self.started = True
+        floor, plan = next(self._left, (math.inf, None))
+        self.floor = max(self.floor, floor)
+        if plan is None or max(plan.peaks) > self.request.limit or floor < self.base.floor:
+            return
+        self.floor = math.inf
+        fitting = [one for one in (self.plan, replace(plan, request=self.request)) if one.fits]
+        self.plan = min(fitting, key=rank)
 
 
-def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Iterator[Evaluated]:
+Floors: TypeAlias = Iterator[tuple[float, Evaluated | None]]
+"""Seconds that no later variant is below, each with a variant that takes as long, if there is."""
+
+
+def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Floors:
     """Yield variants with their peaks, each no faster than the one before and in less memory."""
     if not plan.candidate.uses_costs:
         if splits is not None:
             plan, _ = refined(plan, splits, floor)
-        yield from _with_other_layers(with_peaks(plan, plan.simulate()), splits)
+        yield from _timed(_with_other_layers(with_peaks(plan, plan.simulate()), splits))
         return
     room = plan.simulate().peak_activation.max()
     own = saves_memory(plan.candidate.schedule)
@@ -177,8 +208,13 @@ def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Iterator[Ev
     if splits is not None:
         for_moves = np.full(plan.candidate.degrees.pp, shares[0 if own else 1] * room)
         plan, _ = refined(plan, splits, floor, for_moves.tolist())
+        yield least_step_of(plan.request, plan.candidate), None
     plan = with_peaks(plan, plan.simulate())
-    yield from _with_other_orders(plan, [share * room for share in shares])
+    yield from _timed(_with_other_orders(plan, [share * room for share in shares]))
+
+
+def _timed(plans: Iterator[Evaluated]) -> Floors:
+    return ((plan.step_time, plan) for plan in plans)
 
 
 def _with_other_layers(plan: Evaluated, splits: Allowed | None) -> Iterator[Evaluated]:

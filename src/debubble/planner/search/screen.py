@@ -1,0 +1,391 @@
+"""Candidates that may be among the best plans, looked at more and more closely."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush, nsmallest
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.request import PlanRequest
+from debubble.planner.search.bounds import (
+    LeastMemory,
+    least_memory,
+    least_peaks,
+    least_time,
+    pipeline_bound,
+)
+from debubble.planner.search.evaluate import Evaluated
+from debubble.planner.search.groups import (
+    FEWEST,
+    USUAL_SCHEDULE,
+    Batch,
+    CandidateGroup,
+    Setting,
+    first_setting,
+    least_recompute,
+    work_of,
+)
+from debubble.planner.search.layer_split import Allowed, forced_time, split_bound
+from debubble.planner.search.room import with_room
+from debubble.planner.search.search_result import (
+    BOUND,
+    IN_FLIGHT,
+    NEAR,
+    NO_FEWER,
+    NO_ORDER,
+    NO_ROOM,
+    ROUNDING,
+    SLOW_PIPELINE,
+    SLOWER,
+    Found,
+    Kin,
+    kept,
+    kin,
+    rank,
+    rounded,
+)
+from debubble.planner.search.within_memory import (
+    Base,
+    Variants,
+    base_cut,
+    base_of,
+    least_floor,
+    within_limit_of,
+)
+
+LARGE = 4
+"""Candidates that need least memory, per plan that is kept, to look at where nothing fits."""
+
+
+class _Item(NamedTuple):
+    """Candidates that are not decided, with what is known of them so far."""
+
+    bound: float
+    """Seconds that none of them is below."""
+    number: int
+    """Number of the item: of equal bounds the first comes first."""
+    size: int
+    """Number of candidates."""
+    reason: str
+    """Reason to leave them out where the bound is too high."""
+    open: Callable[[], None]
+    """Function that looks closer, and decides or adds items with higher bounds."""
+    variants: Sequence[Variants]
+    """Variants of a candidate that was simulated."""
+
+
+@dataclass
+class Screen:
+    """Candidates that may be among the best."""
+
+    request: PlanRequest
+    found: Found
+    splits: Allowed | None
+    memory: LeastMemory
+    heads: list[Evaluated] = field(default_factory=list)
+    """The best plans so far of those whose bases fit."""
+    alike: dict[Kin, float] = field(default_factory=dict)
+    """Seconds of the best plan so far of those alike, of which only one is kept."""
+    items: list[_Item] = field(default_factory=list)
+    """Heap of all that is not decided, the lowest bound first."""
+    number: int = 0
+    """Number of items so far."""
+    large: list[tuple[float, Candidate]] = field(default_factory=list)
+    """Candidates that need least memory of those that do not fit, with bytes of the fullest
+    rank."""
+    work: dict[object, float] = field(default_factory=dict)
+    """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds above which no candidate can be among the best."""
+        if len(self.heads) < self.found.top:
+            return self.found.below
+        return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
+
+    def open_next(self) -> bool:
+        """Look closer at the candidates with the lowest bound; return whether some are left."""
+        if not self.items:
+            return False
+        item = heappop(self.items)
+        if item.bound > self.limit:
+            for one in (item, *self.items):
+                if any(variants.started for variants in one.variants):
+                    self._finish(one.variants)
+                else:
+                    self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
+            self.items.clear()
+            return False
+        item.open()
+        return True
+
+    def _add(
+        self, bound: float, count: int, reason: str, then: Callable[[], None],
+        variants: Sequence[Variants] = (),
+    ) -> None:  # fmt: skip
+        self.number += 1
+        heappush(self.items, _Item(bound, self.number, count, reason, then, variants))
+
+    def add_group(self, group: CandidateGroup) -> None:
+        """Add all candidates of a group, with the work of those that do least."""
+        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
+        least = min(recomputes, key=work_of), min(zeros)
+        degrees = group.degrees
+        replicas = degrees.dp if least[1] > 1 else 1
+        # The same layers on the same ranks: pipelines and replicas split them in proportion.
+        alike = degrees.tp, degrees.cp, degrees.ep, replicas, group.microbatch_size, least
+        if alike not in self.work:
+            self.work[alike] = least_time(self.request, group.alone(least), 1) / group.microbatches
+        bound = self.work[alike] * group.microbatches / degrees.pp
+        self._add(bound, group.count, BOUND, partial(self._open_group, group))
+
+    def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
+        alone = group.alone(setting)
+        key = alone.without_order()
+        if key not in self.work:
+            self.work[key] = least_time(self.request, alone, 1) / alone.microbatches
+        return self.work[key] * alone.microbatches / group.degrees.pp
+
+    def _open_group(self, group: CandidateGroup) -> None:
+        """Add the batches of a group, with the work of those that do least, if any has room."""
+        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
+            self.found.leave_out(NO_ROOM, group.count)
+            return
+        for setting in group.all_settings:
+            batch = Batch(group, setting)
+            if least_memory(self.request, group.alone(setting), group.degrees.pp) > (
+                self.request.limit
+            ):
+                self.found.leave_out(NO_ROOM, batch.count)
+                continue
+            # As if nothing were scattered, which is the same for many groups.
+            bound = self._least_time(group, (first_setting(setting)[0], min(setting[1], 1)))
+            self._add(bound, batch.count, BOUND, partial(self._open_setting, batch, bound))
+
+    def _open_setting(self, batch: Batch, bound: float) -> None:
+        """Add the candidates of a batch that have room."""
+        if given := self._with_room(batch):
+            setting = least_recompute(given), batch.setting[1]
+            exact = max(self._least_time(batch.group, setting), bound)
+            self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
+
+    def _with_room(self, batch: Batch) -> list[Candidate]:
+        """Return the candidates of a batch whose ranks may have room, or nearly so."""
+        found, large = with_room(self.request, batch)
+        if large:
+            self.found.leave_out(IN_FLIGHT, len(large))
+        if large and not self.heads:
+            plain = [one for one in large if recomputed_layers(one[1].recompute) is None]
+            several = [*self.large, *(one for one in plain if not one[1].uses_costs)]
+            self.large = nsmallest(LARGE * self.found.top, several, key=itemgetter(0))
+        return found
+
+    def add_large(self) -> None:
+        """Simulate candidates that need least memory if nothing fits."""
+        for _, candidate in self.large if not self.heads else ():
+            own, _ = base_cut(self.request, candidate, self.splits)
+            base = base_of(self.request, own, self.splits)
+            if base is not None:
+                plan = within_limit_of(self.request, base, self.splits).plan
+                kept(self.found.near, plan, self.found.top)
+
+    def _open_batch(self, batch: Batch, given: list[Candidate]) -> None:
+        """Add the candidates of a batch whose pipelines may be fast enough."""
+        fewest = batch.setting[0] == FEWEST
+        if self.found.early is None and not fewest and math.isinf(self.found.below):
+            self._look_for_some(given)
+        for one in given:
+            candidate, bound, reason = self._start(one)
+            if reason:
+                self.found.leave_out(reason)
+            elif fewest:
+                # With more layers it is slower still.
+                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, one, bound))
+            else:
+                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_candidate, candidate, bound))
+
+    def _open_candidate(self, candidate: Candidate, bound: float) -> None:
+        """Simulate a candidate, unless a bound shows that it is too slow or too large."""
+        base, reason = self._base(candidate, bound)
+        if base is None:
+            self.found.leave_out(reason, simulated=reason == SLOWER)
+        elif reason == IN_FLIGHT:
+            self.found.take(base.plan)
+        else:
+            self._wait([base])
+
+    def _open_fewest(self, given: Candidate, bound: float) -> None:
+        """Simulate a candidate with every number of recomputed layers that may be the fewest."""
+        numbers = range(recomputed_layers(given.recompute) or 1, max(given.layers))
+        if not numbers:
+            self.found.leave_out(NO_FEWER)
+            return
+        bases = []
+        reason = SLOW_PIPELINE if bound > self._limit(given) else ""
+        if not reason and not self._may_fit(given, numbers[-1]):
+            reason = IN_FLIGHT
+        at = 0 if reason else bisect_left(numbers, True, key=lambda one: self._may_fit(given, one))
+        for number in numbers[at:] if not reason else ():
+            candidate, bound, reason = self._start(given.recomputing(f"full:{number}"))
+            if reason:
+                break
+            base, reason = self._base(candidate, bound)
+            if base is None or reason == IN_FLIGHT:
+                continue
+            bases.append(base)
+            if base.plan.fits:
+                break
+        if bases:
+            self._wait(bases)
+        else:
+            self.found.leave_out(reason or IN_FLIGHT)
+
+    def _decide(self, several: Sequence[Variants]) -> None:
+        """Look at one more variant of a candidate's bases that may still be among the best."""
+        variants = min(several, key=lambda one: one.floor)
+        if variants.floor <= self._limit(variants.base.plan.candidate):
+            variants.look()
+            least = min(one.floor for one in several)
+            if math.isfinite(least):
+                self._add(least, 1, SLOWER, partial(self._decide, several), several)
+                return
+        self._finish(several)
+
+    def _finish(self, several: Sequence[Variants]) -> None:
+        """Take the fastest variant of a candidate, or one that is near; none where all are slow."""
+        plans = [plan for one in several if (plan := self._outcome(one)) is not None]
+        if plans:
+            self._take(min(plans, key=lambda plan: (not plan.fits, rank(plan))))
+        else:
+            self.found.leave_out(SLOWER, simulated=True)
+
+    def _outcome(self, variants: Variants) -> Evaluated | None:
+        base = variants.base
+        near = not base.plan.fits and base.without_limit <= self._limit(base.plan.candidate)
+        return variants.plan if variants.started or near else None
+
+    def _take(self, plan: Evaluated) -> None:
+        if plan.fits:
+            self._keep(plan)
+        self.found.take(plan)
+
+    def _base(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
+        """Return what :meth:`_simulated` does, with its peaks; near also by these."""
+        base, reason = self._simulated(candidate, bound)
+        if base is not None:
+            limit = self._limit(candidate)
+            base = within_limit_of(self.request, base, self.splits, limit)
+            reason = IN_FLIGHT if reason or base.floor > limit else ""
+        return base, reason
+
+    def _simulated(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
+        """Return the base of a candidate that may be among the best or near; or the reason against.
+
+        With a reason nevertheless where it is near and no more.
+        """
+        if bound > self._limit(candidate):
+            return None, SLOW_PIPELINE
+        limit = self._limit(candidate)
+        if least_floor(self.request, candidate, self.splits) > limit:
+            return None, SLOWER
+        peaks = least_peaks(self.request, candidate)
+        near = self._forced(candidate, peaks) > limit
+        if near and not self._may_be_near(candidate, peaks):
+            made = candidate.uses_costs
+            return None, NO_ORDER if made else IN_FLIGHT
+        try:
+            base = base_of(self.request, candidate, self.splits, limit)
+        except DebubbleError:
+            return None, NO_ORDER
+        if base is None:
+            return None, SLOWER
+        return base, IN_FLIGHT if near else ""
+
+    def _limit(self, candidate: Candidate) -> float:
+        """Return seconds above which a candidate is neither among the best nor of those alike."""
+        alike = self.alike.get(kin(candidate), math.inf)
+        return min(self.limit, alike * (1 + ROUNDING))
+
+    def _start(self, given: Candidate) -> tuple[Candidate, float, str]:
+        """Return a candidate in its base cut, its bound, and the reason against it, if any."""
+        limit = self._limit(given)
+        if self.splits is not None:
+            least = split_bound(self.request, given)
+            if least > limit:
+                return given, least, BOUND
+        candidate, bound = base_cut(self.request, given, self.splits)
+        if bound <= limit:
+            return candidate, bound, ""
+        return candidate, bound, BOUND if self.splits is None else SLOW_PIPELINE
+
+    def _may_fit(self, given: Candidate, number: int) -> bool:
+        some, _ = base_cut(self.request, given.recomputing(f"full:{number}"), self.splits)
+        return math.isfinite(self._forced(some, least_peaks(self.request, some)))
+
+    def _forced(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> float:
+        """Return seconds that a candidate takes at least so that it fits, by bounds for its peaks.
+
+        Infinite where no variant has room.
+        """
+        if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
+            return 0.0
+        made = candidate.uses_costs
+        if made or self.splits is None or candidate.degrees.pp == 1:
+            return math.inf
+        return forced_time(self.request, candidate, peaks)
+
+    def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
+        """Return whether a candidate that does not fit may be kept as near."""
+        near, own = self.found.near, kin(candidate)
+        if candidate.uses_costs or peaks is None:
+            return False
+        alike = next((plan for plan in near if kin(plan.candidate) == own), None)
+        if alike is None and len(near) < self.found.top:
+            return True
+        last = rank(alike or near[-1])
+        most, limit = float(peaks.max()), self.request.limit
+        if most <= NEAR * limit * (1 + ROUNDING):
+            return (0, rounded(pipeline_bound(self.request, candidate))) <= last[:2]
+        return (1, most * (1 - ROUNDING)) <= last
+
+    def _wait(self, bases: list[Base]) -> None:
+        for base in bases:
+            if base.plan.fits:
+                self._keep(base.plan)
+        several = [Variants(self.request, base, self.splits) for base in bases]
+        least = min(base.floor for base in bases)
+        self._add(least, 1, SLOWER, partial(self._decide, several), several)
+
+    def _keep(self, plan: Evaluated) -> None:
+        kept(self.heads, plan, self.found.top)
+        self.found.early = self.heads[0]
+        own = kin(plan.candidate)
+        self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
+
+    def _look_for_some(self, given: list[Candidate]) -> None:
+        """Begin with any plan that fits, so that there is one soon."""
+        for candidate in given:
+            if candidate.schedule != USUAL_SCHEDULE:
+                continue
+            own, _ = base_cut(self.request, candidate, self.splits)
+            peaks = least_peaks(self.request, own)
+            if peaks is not None and float(peaks.max()) <= self.request.limit:
+                try:
+                    base = base_of(self.request, own, self.splits)
+                except DebubbleError:
+                    continue
+                if base is None or base.plan.step_time >= self.found.below:
+                    continue
+                base = within_limit_of(self.request, base, self.splits)
+                if base.plan.fits:
+                    self._keep(base.plan)
