@@ -336,6 +336,14 @@ def _check_searched(state: PageState) -> None:
     for row in LOWERINGS:
         if row.on_page and not row.part_of and getattr(state, row.name) is not None:
             raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)
+    for wanted in state.schedules:
+        files = [] if wanted.file is None else read_items(wanted.file, Costs())
+        schedules = [item.schedule if isinstance(item, Timeline) else item for item in files]
+        if any(schedule.carries for schedule in schedules):
+            raise RefusedError(
+                f"{schedules[0].name} carries something to a stage that is not the next, which a "
+                "search does not place; take its file off the page"
+            )
     if state.iterations is not None:
         raise RefusedError("a search is about one iteration; leave iterations empty", "iterations")
     size = 3 * state.ranks * state.microbatches * (state.chunks or 1)
