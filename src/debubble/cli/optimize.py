@@ -36,7 +36,7 @@ AFTERWARDS = {
     "carry": "search without it, and give it to what is found: debubble simulate best.json --carry "
     "0:2; a message that takes no longer than the stages in between delays nothing"
 }
-"""What to do with options that a found schedule takes."""
+"""Advice on options that a found schedule takes."""
 
 
 @with_setup(more=SEARCH_OPTIONS, hidden=UNREAD)

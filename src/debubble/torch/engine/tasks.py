@@ -44,7 +44,7 @@ class Task(NamedTuple):
     takes: InputKey | None
     """Result of a neighboring stage that it computes with."""
     carried: InputKey | None
-    """What is carried to it."""
+    """Result of a stage that is no neighbor."""
     rest: tuple[Need, ...]
     """Other needs that it waits for."""
     pace: float
