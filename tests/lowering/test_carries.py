@@ -20,12 +20,18 @@ from debubble.engine.modes import P2P_MODES
 from debubble.engine.validate import has
 from debubble.interchange import launchers
 from debubble.interchange.read_trace import load_trace
+from debubble.interchange.schedule_json import to_json
 from debubble.interchange.torch_csv import to_csv
 from debubble.interchange.trace_events import run_trace, trace_text, write_trace
 from debubble.lowering.carries import add_carries
 from debubble.lowering.transfers import RECEIVE_POLICIES, TRANSFER_POLICIES, add_transfers
 from debubble.megatron.refused import refuse
+from debubble.playground.limits import RefusedError
+from debubble.playground.searches import Search
+from debubble.playground.state import File, PageState, Wanted
+from debubble.playground.work import faster
 from debubble.schedules.registry import Entry
+from tests.command import call
 from tests.strategies import ENTRIES, carrying, costs_for, made
 
 COSTS = Costs(F=1, B=2, p2p=1, p2p_carry=9)
@@ -138,6 +144,12 @@ def traced(schedule: Schedule, path: Any) -> None:
     read_trace(path)
 
 
+def searched_from_the_page(schedule: Schedule) -> None:
+    """Ask for a faster order than that of a file on the page."""
+    file = File(name="order.json", text=to_json(schedule))
+    faster(PageState(schedules=[Wanted(file=file)], ranks=3, microbatches=4), Search("someone"))
+
+
 SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "torch-csv": lambda schedule, _: to_csv(schedule),
     "torch-csv-comms": lambda schedule, path: add_transfers(schedule).save(f"{path}.csv"),
@@ -145,6 +157,7 @@ SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "automodel": lambda schedule, _: launchers.automodel(schedule, "x.csv", None),
     "megatron": lambda schedule, _: launchers.megatron(schedule),
     "debubble.megatron": lambda schedule, _: refuse(None, schedule),
+    "playground": lambda schedule, _: searched_from_the_page(schedule),
     "diagnosis": lambda schedule, path: traced(schedule, f"{path}.json"),
 }
 """Everything outside of debubble's engine that takes a schedule, and no carries."""
@@ -153,8 +166,14 @@ SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
 @pytest.mark.parametrize("surface", SURFACES)
 def test_no_surface_drops_a_carry(surface: str, tmp_path: Any) -> None:
     call = SURFACES[surface]
-    with pytest.raises((ParameterError, FormatError), match=r"carr(y|ies)"):
+    with pytest.raises((ParameterError, FormatError, RefusedError), match=r"carr(y|ies)"):
         call(three(4), tmp_path / "x")
+
+
+def test_a_search_says_where_a_carry_goes() -> None:
+    result = call("optimize", "-p", 3, "-m", 4, "--carry", "0:2")
+    assert result.code == 2
+    assert "debubble simulate best.json --carry 0:2" in " ".join(result.err.split())
 
 
 @pytest.mark.parametrize("policy", TRANSFER_POLICIES)

@@ -32,6 +32,12 @@ LONGEST_LABEL = 200
 UNREAD = [row for row in OPTIONS if not row.in_search and not row.only]
 """Options of published schedules, which a search does not read: hidden, and refused."""
 
+AFTERWARDS = {
+    "carry": "search without it, and give it to what is found: debubble simulate best.json --carry "
+    "0:2; a message that takes no longer than the stages in between delays nothing"
+}
+"""Advice on options that a found schedule takes."""
+
 
 @with_setup(more=SEARCH_OPTIONS, hidden=UNREAD)
 def optimize(
@@ -52,7 +58,8 @@ def optimize(
     sweeping = setup["memory"] == SWEEP
     for row in UNREAD:
         if setup[row.name]:
-            raise ParameterError(f"{row.flag} is for published schedules; leave it out")
+            more = AFTERWARDS.get(row.name, "leave it out")
+            raise ParameterError(f"{row.flag} is for published schedules; {more}")
     recompute = RECOMPUTE.read("--recompute", setup["recompute"] or "none")
     away = OFFLOAD.read("--offload", setup["offload"] or "none")
     # A search reads more values of these than the lowerings have.

@@ -196,8 +196,8 @@ def _frame(
 ) -> layout.Frame:  # fmt: skip
     """Put together what the sweep takes of every schedule."""
     ranks, spec = sizes.ranks, MODE[mode]
-    bits = np.uint16 if parts.explicit or parts.side else np.uint8
-    bits = np.uint32 if schedule.carries else bits
+    few, more = (np.uint16, np.uint32) if schedule.carries else (np.uint8, np.uint16)
+    bits: type[np.unsignedinteger[Any]] = more if parts.explicit or parts.side else few
     return layout.Frame(
         sizes,
         layout.Rules(

@@ -304,8 +304,8 @@ def _slow_links(graph: EventGraph, links: Floats, fixed: Floats, delays: Floats)
     by_cost[graph.dynamic_costs + there] = links[sender, receiver]
     there = np.flatnonzero(graph.dynamic_kind == CARRY)
     homes = graph.schedule.homes
-    sender, receiver = homes[graph.dynamic_a[there]], homes[graph.dynamic_b[there]]
-    by_cost[graph.dynamic_costs + there] = links[sender, receiver]
+    ends = homes[graph.dynamic_a[there]], homes[graph.dynamic_b[there]]
+    by_cost[graph.dynamic_costs + there] = links[ends]
     fixed *= by_cost[graph.cost]
     delays *= by_cost[graph.lag]
 

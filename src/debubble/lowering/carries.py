@@ -59,5 +59,5 @@ def add_carries(schedule: Schedule, carries: Iterable[Sequence[int]]) -> Schedul
     2RECV_C0 2RECV_F0 2F0 2B0 2SEND_B0 2SEND_CB0
     """
     refuse_transfers(schedule)
-    pairs = tuple(dict.fromkeys((*schedule.carries, *map(tuple, carries))))
+    pairs = tuple(dict.fromkeys((*schedule.carries, *((one, other) for one, other in carries))))
     return replace(schedule, carries=pairs)

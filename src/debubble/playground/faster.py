@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from debubble.core.costs import Costs
 from debubble.core.given_layers import make_layers
 from debubble.core.layers import stage_costs
 from debubble.core.placement import Placement
 from debubble.core.units import time
+from debubble.engine.timeline import Timeline
 from debubble.interchange.files import text_of
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground.limits import FASTER_SECONDS, MAX_SEARCHED, RefusedError
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PageState
+from debubble.playground.uploads import items as read_items
 from debubble.playground.work import simulate, stem
 
 if TYPE_CHECKING:
@@ -88,6 +91,14 @@ def _check_searched(state: PageState) -> None:
     for row in LOWERINGS:
         if row.on_page and not row.part_of and getattr(state, row.name) is not None:
             raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)
+    for wanted in state.schedules:
+        files = [] if wanted.file is None else read_items(wanted.file, Costs())
+        schedules = [item.schedule if isinstance(item, Timeline) else item for item in files]
+        if any(schedule.carries for schedule in schedules):
+            raise RefusedError(
+                f"{schedules[0].name} carries something to a stage that is not the next, which a "
+                "search does not place; take its file off the page"
+            )
     if state.iterations is not None:
         raise RefusedError("a search is about one iteration; leave iterations empty", "iterations")
     size = 3 * state.ranks * state.microbatches * (state.chunks or 1)

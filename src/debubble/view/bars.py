@@ -346,8 +346,8 @@ def transfer_ends(timeline: Timeline) -> TransferEnds:
     begin, lasts, target = timeline.end[sent] + queued(timeline)[sent], link[sent], there[sent]
     if schedule.carries:
         makers, times, targets = _carried(timeline)
-        later = timeline.end[makers] + _queued(timeline, timeline.graph.carried)[makers]
-        sent, begin = np.append(sent, makers), np.append(begin, later)
+        later = (timeline.end + _queued(timeline, timeline.graph.carried))[makers]
+        sent, begin = np.append(sent, makers), np.concatenate([begin, later])
         lasts, target = np.append(lasts, times), np.append(target, targets)
     return TransferEnds(
         np.concatenate([rank[sent], target]),
@@ -409,7 +409,7 @@ def queued(timeline: Timeline) -> NDArray[np.float64]:
     return _queued(timeline, timeline.graph.sent)
 
 
-def _queued(timeline: Timeline, through: Ints) -> NDArray[np.float64]:
+def _queued(timeline: Timeline, through: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return the queueing times before the nodes that results go `through`."""
     graph = timeline.graph
     found = np.zeros(len(timeline.schedule))

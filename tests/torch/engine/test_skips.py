@@ -14,9 +14,13 @@ import debubble.torch as dt
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.hang.order_messages import OrderMessages
+from debubble.torch.deepspeed import _refuse as refuse_in_deepspeed
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.skips import Skips
 from debubble.torch.errors import RunError
+from debubble.torch.measure.tune import _not_for_search as not_for_search
+from debubble.torch.run.run import run
+from debubble.torch.setup import not_for_pytorch
 from tests.torch.engine.test_batched import on_streams
 from tests.torch.world import in_ranks
 
@@ -162,6 +166,16 @@ def test_losses_and_gradients_are_those_of_the_model_alone() -> None:
         for loss, gradient in (*near.values(), *found.values()):
             assert loss < 1e-15
             assert gradient < 1e-15
+
+
+def test_what_runs_no_carries_says_so() -> None:
+    schedule = db.make("1f1b", ranks=3, microbatches=6, carry=[(0, 2)])
+    reasons = [not_for_pytorch(schedule), not_for_search(schedule)]
+    for call in (lambda: run(schedule), lambda: refuse_in_deepspeed(schedule, 6, v=False)):
+        with pytest.raises(ParameterError) as refused:
+            call()
+        reasons.append(str(refused.value))
+    assert all("carries something" in reason for reason in reasons)
 
 
 def test_messages_of_a_hang_name_what_is_carried() -> None:

@@ -1,4 +1,4 @@
-"""What stages carry to others that are not their neighbors, and its gradients.
+"""Skip connections: results that go to stages that are not neighbors, and their gradients.
 
 An action waits for it at a node of its own, in front of that of its work.
 """

@@ -23,7 +23,10 @@ SEND_OF = tuple(
 """By kind, the send of what it computes, −1 for none; then the send of what it carries."""
 
 RECEIVE_OF = tuple(
-    max((int(need.through) for need in needs_through(kind, carried)), default=-1)
+    max(
+        (-1 if n.through is None else int(n.through) for n in needs_through(kind, carried)),
+        default=-1,
+    )
     for carried in (False, True)
     for kind in Kind
 )

@@ -81,7 +81,7 @@ class OwnEngine:
         self.copies = Copies(self.ranks, plan)
         self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
         self._came: dict[InputKey, Any] = {}
-        """What was carried here, and was waited for."""
+        """Carried tensors that have arrived, for actions that have not run."""
         self._takes: dict[tuple[int, int], int] = {}
         """Tensors among the inputs of a stage and unit whose gradients are carried back."""
         self._targets = dict(schedule.carries)

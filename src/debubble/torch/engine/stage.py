@@ -37,7 +37,7 @@ class StageOutput(NamedTuple):
     tensors: list[Tensor]
     form: TreeForm
     carried: StageOutput | None = None
-    """What goes to a stage that is no neighbor."""
+    """Output for a stage that is no neighbor."""
 
     @property
     def carrying(self) -> list[Tensor]:
@@ -63,7 +63,7 @@ class StageInput(NamedTuple):
     weight: float
     """Weight of the microbatch's loss in the gradient."""
     carried: StageOutput | None = None
-    """What another stage than that before carries here, by keyword."""
+    """Tensors that a stage that is no neighbor carries here, by keyword."""
 
 
 @dataclass

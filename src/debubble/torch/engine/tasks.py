@@ -44,7 +44,7 @@ class Task(NamedTuple):
     takes: InputKey | None
     """Result of a neighboring stage that it computes with."""
     carried: InputKey | None
-    """What is carried to it."""
+    """Result of a stage that is no neighbor."""
     rest: tuple[Need, ...]
     """Other needs that it waits for."""
     pace: float
@@ -72,9 +72,10 @@ def find_moves(program: Sequence[ProgramStep]) -> dict[int, PlannedTransfer]:
     for place, step in enumerate(program):
         spec = KINDS[step.kind]
         if step.kind in TRANSFER_KINDS:
-            ends, way = sorted((step.stage, step.there)), way_of(step)
+            one, other = sorted((step.stage, step.there))
+            way = way_of(step)
             key = (way, step.there if spec.sends else step.stage, step.unit)
-            found[place] = PlannedTransfer(step, spec.sends, is_backward(way), *ends, key)
+            found[place] = PlannedTransfer(step, spec.sends, is_backward(way), one, other, key)
     return found
 
 
