@@ -33,6 +33,7 @@ import debubble as db
 from debubble.cli.app import COMMANDS
 from debubble.cli.app import app as program
 from debubble.cli.words import glossary
+from debubble.interchange.cost_model import DESCRIBED, key_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -55,6 +56,7 @@ def main(made: Collection[str] | None = None) -> None:
     write_schedules(entries, PAGES)
     write_commands()
     write_contracts()
+    write_cost_keys()
     write_words()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
     names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
@@ -151,6 +153,18 @@ def write_contracts() -> None:
             lines += [*table(["key", "type", "for example"], rows), ""]
     page = PAGES / "scripts.md"
     text = page.read_text(encoding="utf-8").replace("<!-- CONTRACTS -->", "\n".join(lines))
+    page.write_text(text, encoding="utf-8")
+
+
+def write_cost_keys() -> None:
+    """The keys of cost files, from their schema."""
+    lines: list[str] = []
+    for section in DESCRIBED:
+        rows = [(f"`{key}`", shape, text) for key, shape, text in key_reference(section)]
+        lines += [f"### `{section}`", ""] if section else []
+        lines += [*table(["key", "value", "meaning"], rows), ""]
+    page = PAGES / "costs.md"
+    text = page.read_text(encoding="utf-8").replace("<!-- COST KEYS -->", "\n".join(lines))
     page.write_text(text, encoding="utf-8")
 
 
