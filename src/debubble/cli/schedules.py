@@ -49,9 +49,9 @@ def schedules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List schedules, or explain one of them.
+    """List schedules, or explain one.
 
-    An explanation has a description, the constraints, formulas and a drawing.
+    An explanation has a description, constraints, formulas and a drawing.
     """
     if from_template is not None:
         _refuse("--from-template", NAME=name, wide=wide, bibtex=bibtex, json=as_json)
