@@ -3,7 +3,8 @@
     python docs/build.py
 
 Beside the pages in docs/ there is one for every schedule of the registry, one for the command line,
-and copies of the files that pages link to. A warning of zensical is an error.
+and copies of the files that pages link to. Pictures of pages are drawn by their commands, see
+pictures.py. A warning of zensical is an error.
 """
 
 from __future__ import annotations
@@ -16,25 +17,23 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from roles import as_markdown
+import pictures
+from pictures import write_dark
+from schedule_pages import write_schedules
+from search import add_answers
+from tables import table
+from terminal import apart
 from typer.testing import CliRunner
 
 import debubble as db
-from debubble.analysis.registry_table import MICROBATCHES, RANKS, Glance, glance
 from debubble.cli.app import COMMANDS
 from debubble.cli.app import app as program
-from debubble.cli.schedules import describe, example
 from debubble.cli.words import glossary
-from debubble.core.units import number, percent
-from debubble.engine.timeline import Timeline
-from debubble.interchange.cost_files import load_costs
-from debubble.schedules.formula import legend
-from debubble.schedules.registry import Entry
-from debubble.view.files import save
+from debubble.interchange.cost_model import DESCRIBED, key_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -46,32 +45,18 @@ RENAMED = {
 }
 """Pages of the site that stand elsewhere."""
 
-FIGURES = re.compile(r"!\[([^\]]*)\]\((home|figures/[\w-]+)\.svg\)")
-FIGURE = {"width": 9.0, "notes": False, "title": "", "transfers": False}
-DARK = {
-    "#1f2530": "#e6e9ef", "#5d6675": "#9aa4b4", "#f2f4f7": "#2b313b", "#8791a1": "#77829a",
-    "#c2185b": "#ff6b9d",
-}  # fmt: skip
-"""Colours of a figure's ink, rows, memory and limits, and what they are on a dark page."""
-
-SETTINGS = {
-    "equal times": {"F": 1, "I": 1, "W": 1},
-    "measured": {"F": 44.18, "I": 40.27, "W": 38, "p2p": 2.17},
-    "slow links": {"F": 1, "I": 1, "W": 1, "p2p": 0.2},
-    "long attention": {"F": 10, "I": 16, "W": 7, "p2p": 0.3},
-}
-"""Costs of a rank that all schedules are compared on."""
+FIGURES = re.compile(r"!\[([^\]]*)\]\((figures/[\w-]+)\.svg\)")
 
 
-def main() -> None:
-    """Write all pages and build the site."""
+def main(made: Collection[str] | None = None) -> None:
+    """Write all pages and build the site, with all pictures or those named."""
     shutil.rmtree(PAGES, ignore_errors=True)
     entries = db.schedules()
-    copy_pages()
-    write_home()
-    write_schedules(entries)
+    copy_pages(made)
+    write_schedules(entries, PAGES)
     write_commands()
     write_contracts()
+    write_cost_keys()
     write_words()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
     names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
@@ -79,19 +64,26 @@ def main() -> None:
     (BUILD / "zensical.toml").write_text(config, encoding="utf-8")
     write_index(tomllib.loads(config))
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
-    sys.exit(subprocess.run(command, cwd=BUILD, check=False).returncode)
+    ended = subprocess.run(command, cwd=BUILD, check=False).returncode
+    if not ended:
+        add_answers(BUILD / "site")
+    sys.exit(ended)
 
 
-def copy_pages() -> None:
-    """The pages as they are, but for links to files elsewhere, which come along."""
+def copy_pages(made: Collection[str] | None) -> None:
+    """The pages with their pictures; files elsewhere that they link to come along."""
     leave = shutil.ignore_patterns("*.py", "*.toml", "__pycache__")
     shutil.copytree(ROOT / "docs", PAGES, ignore=leave)
     for source, name in RENAMED.items():
         shutil.copy(source, PAGES / name)
     sources = {name: source.parent for source, name in RENAMED.items()}
-    for page in PAGES.glob("*.md"):
+    pages = {path: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+    asked = [each for path, text in pages.items() for each in pictures.asked_for(path.name, text)]
+    pictures.make((x for x in asked if made is None or x.target in made), PAGES / "made")
+    for page, text in pages.items():
         link = linked(sources.get(page.name, ROOT / "docs"))
-        text = re.sub(r"(\[[^\]]*\])\(([^):#]+)\)", link, page.read_text(encoding="utf-8"))
+        text = pictures.insert(apart(text), PAGES / "made")
+        text = re.sub(r"(\[[^\]]*\])\(([^):#]+)\)", link, text)
         page.write_text(FIGURES.sub(lambda at: in_both(at[1], at[2]), text), encoding="utf-8")
     for figure in PAGES.glob("figures/*.svg"):
         write_dark(figure)
@@ -118,183 +110,10 @@ def linked(home: Path) -> Callable[[re.Match[str]], str]:
     return link
 
 
-def write_schedules(entries: list[Entry]) -> None:
-    """A page with a figure for every schedule, and one that lists them."""
-    folder = PAGES / "schedules"
-    folder.mkdir(parents=True)
-    names = {entry.name for entry in entries}
-    results = {entry.name: measured(entry) for entry in entries}
-    for entry in entries:
-        page = schedule_page(entry, results, names, drawn(entry, folder))
-        (folder / f"{entry.name}.md").write_text(page, encoding="utf-8")
-    (folder / "index.md").write_text(schedules_page(entries, results), encoding="utf-8")
-
-
-def drawn(entry: Entry, folder: Path) -> Timeline | None:
-    """Write the figures of a schedule, where it needs nothing more than sizes."""
-    timeline = example(entry)
-    if timeline is not None:
-        write_figures([timeline], folder / entry.name)
-    return timeline
-
-
-def write_home() -> None:
-    """The figure of the first page: what ``make demo`` compares, on half the ranks."""
-    costs = load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").costs
-    names = ["zb-v", "zb-h1", "1f1b"]
-    result = db.compare(names, ranks=4, microbatches=8, costs=costs)
-    timelines = [row.timeline for row in result.rows]
-    write_figures(timelines, PAGES / "home")
-
-
-def write_figures(timelines: list[Timeline], stem: Path) -> None:
-    """A figure on light and on dark pages, and a page to zoom in."""
-    save(timelines, stem.with_suffix(".svg"), **FIGURE)
-    write_dark(stem.with_suffix(".svg"))
-    save(timelines, stem.with_name(f"{stem.name}-timeline.html"))
-
-
-def write_dark(figure: Path) -> None:
-    """The same figure for dark pages, beside it."""
-    text = figure.read_text(encoding="utf-8")
-    dark = re.sub("|".join(DARK), lambda color: DARK[color[0]], text)
-    dark = dark.replace("fill: #ffffff", "fill: none", 1)  # the paper
-    figure.with_name(f"{figure.stem}-dark.svg").write_text(dark, encoding="utf-8")
-
-
 def in_both(alternative: str, stem: str) -> str:
-    """A figure as Markdown: one image on light pages, another on dark ones."""
+    """Return a figure as Markdown: one image on light pages, another on dark ones."""
     light, dark = f"{stem}.svg#only-light", f"{stem}-dark.svg#only-dark"
     return f"![{alternative}]({light})\n![{alternative}]({dark})"
-
-
-def measured(entry: Entry) -> dict[str, Glance]:
-    """The schedule on the costs of every setting; empty if it needs more than sizes."""
-    found = {name: glance(entry, db.Costs.per_rank(**times)) for name, times in SETTINGS.items()}
-    seen = {name: each for name, each in found.items() if each is not None}
-    return seen if len(seen) == len(SETTINGS) else {}
-
-
-def schedule_page(
-    entry: Entry, results: dict[str, dict[str, Glance]], names: set[str], drawing: Timeline | None
-) -> str:
-    """Everything about a schedule."""
-    about = describe(entry)
-    facts = [
-        ("source", f"{entry.source} ({entry.year})"),
-        ("also called", ", ".join(f"`{alias}`" for alias in entry.aliases)),
-        ("placement", about["placement"]),
-        ("chunks per rank", entry.chunks or f"any; {entry.default_chunks} unless given"),
-        ("needs", "; ".join(constraint.text for constraint in entry.constraints)),
-        ("order", "computed from the costs" if entry.uses_costs else "the same for all costs"),
-    ]
-    lines = [f"# {entry.name}", "", f"{entry.title}.", ""]
-    lines += [
-        '!!! tip "When to use it"',
-        "",
-        f"    {mentions(entry.use[0].upper() + entry.use[1:], entry, names)}",
-        "",
-    ]
-    lines += ["", *table(["", ""], [row for row in facts if row[1]]), ""]
-    if drawing is not None:
-        schedule = drawing.schedule
-        words = (
-            f"{schedule.ranks} ranks, {schedule.microbatches} microbatches, F = I = W; "
-            f"[zoom, search and click in it]({entry.name}-timeline.html)."
-        )
-        lines += [in_both(entry.name, entry.name), "", words, ""]
-    lines += ["## How it works", "", description(entry, names), ""]
-    if entry.forms:
-        lines += ["## Formulas", "", *formulas(entry), ""]
-    if results[entry.name]:
-        lines += ["## Numbers", "", *numbers(entry, results), ""]
-    if entry.options:
-        rows = [
-            (f"`{o.name}`", f"`{o.type}`", f"`{o.default}`", as_markdown(o.text))
-            for o in entry.options
-        ]
-        lines += ["## Options", "", *table(["option", "type", "default", ""], rows), ""]
-    return "\n".join(lines)
-
-
-def description(entry: Entry, names: set[str]) -> str:
-    """The text of a schedule as Markdown, with links to the schedules it names."""
-    kept = []
-    for paragraph in as_markdown(entry.text).split("\n\n"):
-        part, _, _ = paragraph.partition("When to use it: ")
-        plain = not part.startswith((" ", "```"))
-        kept.append(mentions(part.rstrip(), entry, names) if plain else part)
-    return "\n\n".join(part for part in kept if part)
-
-
-def mentions(text: str, entry: Entry, names: set[str]) -> str:
-    """A text with links to the schedules that it names."""
-    others = sorted(names - {entry.name}, key=len, reverse=True)
-    pattern = rf"(?<![\w`-])`?({'|'.join(map(re.escape, others))})`?(?![\w-])"
-    return re.sub(pattern, r"[\1](\1.md)", text)
-
-
-def formulas(entry: Entry) -> list[str]:
-    """A table of closed forms, and what their symbols are."""
-    rows = []
-    for form in entry.forms:
-        where = f"{form.accuracy}: {form.condition}" if form.condition else form.accuracy
-        rows.append((form.quantity.replace("_", " "), f"`{form.text}`", where))
-    symbols = legend(form.text for form in entry.forms)
-    return [*table(["quantity", "formula", ""], list(dict.fromkeys(rows))), "", f"{symbols}."]
-
-
-def numbers(entry: Entry, results: dict[str, dict[str, Glance]]) -> list[str]:
-    """What the schedule takes on the costs of every setting, beside 1F1B."""
-    rows = []
-    away = ""
-    for setting, seen in results[entry.name].items():
-        timeline, base = seen.timeline, results["1f1b"][setting].timeline
-        away = f"Of {entry.name} at {seen.away}. " if seen.away else ""
-        rows.append((
-            setting, percent(timeline.overhead), percent(base.overhead),
-            number(round(float(timeline.peak_activation.max()), 2)),
-            number(float(base.peak_activation.max())),
-        ))  # fmt: skip
-    heads = ["costs", "overhead", "of 1f1b", "activations", "of 1f1b"]
-    return [*table(heads, rows), "", f"{away}{settings_text()}"]
-
-
-def settings_text() -> str:
-    """What the numbers are for."""
-    costs = "; ".join(
-        f"{name}: {', '.join(f'{key} = {value:g}' for key, value in times.items())}"
-        for name, times in SETTINGS.items()
-    )
-    return (
-        f"Simulated with p = {RANKS}, m = {MICROBATCHES} and, where possible, 2 chunks, over one "
-        "iteration: orders without flush fill and drain in it, too. "
-        "Overhead is (makespan − ideal) / ideal; activations are units on the fullest rank. Times "
-        f"are those of a rank: {costs}."
-    )
-
-
-def schedules_page(entries: list[Entry], results: dict[str, dict[str, Glance]]) -> str:
-    """The list of schedules, with what each takes."""
-    rows = []
-    for entry in entries:
-        row = [f"[{entry.name}]({entry.name}.md)", entry.title, str(entry.chunks or "any")]
-        found = results[entry.name]
-        if found:
-            first = found["equal times"]
-            row.append(number(round(float(first.timeline.peak_activation.max()), 2)))
-            row += [f"{100 * found[setting].timeline.overhead:.1f}" for setting in SETTINGS]
-            row.append(first.away)
-        else:
-            row += ["–"] * (2 + len(SETTINGS))
-        rows.append(tuple(row))
-    heads = ["schedule", "what it is", "chunks", "activations", *SETTINGS, "at"]
-    text = (
-        "All schedules of the registry, oldest first; `debubble schedules` lists the same. The "
-        "columns behind the activations are the overhead in percent, on four sets of costs; 'at' "
-        "names sizes that differ from those below."
-    )
-    return "\n".join(["# Schedules", "", text, "", *table(heads, rows), "", settings_text(), ""])
 
 
 def write_commands() -> None:
@@ -337,6 +156,18 @@ def write_contracts() -> None:
             lines += [*table(["key", "type", "for example"], rows), ""]
     page = PAGES / "scripts.md"
     text = page.read_text(encoding="utf-8").replace("<!-- CONTRACTS -->", "\n".join(lines))
+    page.write_text(text, encoding="utf-8")
+
+
+def write_cost_keys() -> None:
+    """The keys of cost files, from their schema."""
+    lines: list[str] = []
+    for section in DESCRIBED:
+        rows = [(f"`{key}`", shape, text) for key, shape, text in key_reference(section)]
+        lines += [f"### `{section}`", ""] if section else []
+        lines += [*table(["key", "value", "meaning"], rows), ""]
+    page = PAGES / "costs.md"
+    text = page.read_text(encoding="utf-8").replace("<!-- COST KEYS -->", "\n".join(lines))
     page.write_text(text, encoding="utf-8")
 
 
@@ -407,15 +238,6 @@ def line_of(title: str, path: str) -> str:
     name = title or head.removeprefix("# ").strip()
     address = f"{path.removesuffix('.md')}.html".replace("README.html", "index.html")
     return f"- [{name}]({address}): {first}".removesuffix(": ")
-
-
-def table(heads: list[str], rows: list[tuple[object, ...]]) -> list[str]:
-    """A table in Markdown."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return [
-        f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}",
-        *(f"| {' | '.join(row)} |" for row in cells),
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

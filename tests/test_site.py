@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 import shutil
@@ -18,6 +19,7 @@ import typer
 
 import debubble as db
 from debubble.cli.app import COMMANDS
+from debubble.interchange.cost_model import DESCRIBED, key_reference
 from tests.missing import missing
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +128,15 @@ def test_scripts_find_the_keys_of_every_command(site: dict[Path, Page]) -> None:
         assert (f'<h3 id="{name}"' in text) == has_json, name
     for key in ("rows[].makespan", "problems[].fix", "flags.torchtitan", "lower_bound"):
         assert f"<code>{key}</code>" in text, key
+
+
+def test_costs_have_the_keys_of_their_files(site: dict[Path, Page]) -> None:
+    del site
+    text = (SITE / "costs.html").read_text(encoding="utf-8")
+    for section in DESCRIBED:
+        for key, _, meaning in key_reference(section):
+            assert f"<td><code>{key}</code></td>" in text, key
+            assert html.escape(meaning, quote=False) in text, key
 
 
 def test_the_index_for_models_has_every_page(site: dict[Path, Page]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import debubble as db
 
 Run = Callable[..., Any]
 SIZES = ("-p", "4", "-m", "8")
-PAGE = (Path(__file__).parents[2] / "docs" / "jitter.md").read_text(encoding="utf-8")
 
 
 def test_simulate_says_how_step_times_spread(run: Run) -> None:
@@ -97,13 +95,3 @@ def test_optimize_takes_the_p95_as_its_objective(run: Run, refused: Callable[...
     assert data["jitter"]["jitter"] == "normal:5%"
     message = refused(*words, "--memory", "sweep", "--robust", "normal:5%")
     assert message.startswith("--robust is for one memory limit, not for 'sweep'")
-
-
-@pytest.mark.slow
-def test_what_the_page_shows_works(run: Run) -> None:
-    commands = re.findall(r"^    debubble (.*)$", PAGE, re.M)
-    assert len(commands) == 4
-    for line in commands:
-        assert run(*shlex.split(line)).code == 0
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
-        exec(block, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import debubble as db
+from debubble.diagnosis.example import example_trace
 from debubble.interchange.cost_files import load_costs
 from tests.diagnosis.made import Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED
@@ -291,3 +293,34 @@ def test_nothing_to_read(refused: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no trace")
     assert str(tmp_path) in refused("trace", tmp_path)
     assert "nowhere" in refused("trace", tmp_path / "nowhere")
+
+
+def test_the_example_is_a_run_with_a_slow_stage(run: Run) -> None:
+    result = run("trace", "--example")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("Stage 2 on rank 2 is slow: without that, ")
+    assert "takes 1.5 times as long as the others" in " ".join(result.out.split())
+    (command,) = (line for line in result.out.splitlines() if line.startswith("next: debubble "))
+    assert command.startswith("next: debubble trace --example --set 'stage2*=")
+    assert "shorter" in run(*shlex.split(command)[2:]).out
+
+
+def test_the_example_names_no_machine_and_is_small() -> None:
+    content = example_trace().read_bytes()
+    text = gzip.decompress(content).decode()
+    assert len(content) < 40_000
+    assert json.loads(text)["otherData"]["hosts"] == ["host0"] * 4
+    assert "/" not in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "PATH is missing; give a folder or file with traces, or try 'debubble trace"),
+        (["run.json", "--example"], "--example comes with a trace; leave 'run.json' or"),
+    ],
+)
+def test_a_trace_is_a_path_or_the_example(run: Run, args: list[str], message: str) -> None:
+    result = run("trace", *args)
+    assert result.code == 2
+    assert message in result.err

@@ -10,6 +10,7 @@ from debubble.analysis.measures import parameter_copies
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import sizes
+from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
@@ -26,12 +27,27 @@ class Glance:
     away: str
     """Sizes that are not those of the tables: ``"p = 4"``; empty where all are."""
 
+    @property
+    def peak_activation(self) -> float:
+        """Activation units on the fullest rank."""
+        return float(self.timeline.peak_activation.max())
+
+    @property
+    def memory(self) -> str:
+        """Text of the activation units on the fullest rank."""
+        return number(round(self.peak_activation, 2))
+
+    @property
+    def bubble(self) -> str:
+        """Text of the idle share of rank-time."""
+        return percent(self.timeline.bubble_ratio)
+
     def to_dict(self) -> dict[str, Any]:
         """Return sizes and numbers as plain data."""
         found = self.timeline
         return {
             **sizes(found.schedule, "ranks", "microbatches", "chunks"),
-            "peak_activation": float(found.peak_activation.max()),
+            "peak_activation": self.peak_activation,
             "parameter_copies": parameter_copies(found.schedule),
             "bubble_ratio": found.bubble_ratio,
             "stage_bubble_rate": found.stage_bubble_rate,

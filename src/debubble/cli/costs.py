@@ -38,7 +38,7 @@ def costs(
     if file is not None and init:
         raise ParameterError("--init writes a new file; leave FILE out, and name it with -o")
     if output is not None and not init:
-        raise ParameterError("-o is for --init; add it, or leave -o out")
+        raise ParameterError("-o needs --init; add it, or leave -o out")
     if init and as_json:
         raise ParameterError("--init writes YAML; leave --json out")
     if init:
@@ -56,7 +56,7 @@ def _write(output: str | None) -> None:
     if not output.lower().endswith((".yaml", ".yml")):
         raise ParameterError(f"-o '{output}': the new file is YAML; end it in .yaml")
     if Path(output).exists():
-        raise ParameterError(f"'{output}' is there already; give another name, or remove it first")
+        raise ParameterError(f"'{output}' exists; give another name, or remove it first")
     write_text(output, template())
     note(f"wrote {output}; try: debubble simulate 1f1b --costs {output}")
 
@@ -128,15 +128,15 @@ def _explain(as_json: bool) -> None:
         )
         return
     for section, rows in found.items():
-        print(f"{section}:" if section else "A cost file in YAML, JSON or TOML has\n")
+        print(f"{section}:" if section else "Keys of a cost file in YAML, JSON or TOML:\n")
         for key, shape, text in rows:
             indent = "  " if section else ""
             lines = textwrap.wrap(f"{text}. {shape[0].upper()}{shape[1:]}.", WIDTH - 22)
             _print_labeled(f"{indent}{key}", lines, 21)
         print()
     print(
-        "One per stage is a list, or a mapping such as {default: 1, 2: 1.5}. The smallest file is\n"
-        "times: {F: 1, B: 2}; 'debubble costs --init -o costs.yaml' writes one with every key."
+        "Values per stage are a list, or a mapping such as {default: 1, 2: 1.5}. The smallest\n"
+        "file is times: {F: 1, B: 2}; 'debubble costs --init -o costs.yaml' writes all keys."
     )
 
 

@@ -248,8 +248,8 @@ def overview(found: list[Entry], width: int | None) -> str:
         row = [
             entry.name,
             str(entry.chunks or "any"),
-            number(round(float(seen.timeline.peak_activation.max()), 2)) if seen else "?",
-            percent(seen.timeline.bubble_ratio) if seen else "?",
+            seen.memory if seen else "?",
+            seen.bubble if seen else "?",
             f"[{seen.away}] {entry.title}" if seen and seen.away else entry.title,
         ]
         if more:

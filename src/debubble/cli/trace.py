@@ -12,7 +12,7 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.hang import answer_hang
-from debubble.cli.options import AsJson, Setup, Text, takes
+from debubble.cli.options import AsJson, Setup, Text, switch, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
 from debubble.core.errors import ParameterError
 from debubble.core.given_layers import make_layers
@@ -23,6 +23,7 @@ from debubble.diagnosis import costs_only
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.conditions import Baseline, Condition
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.example import example_trace
 from debubble.diagnosis.hang.dumps import are_dumps
 from debubble.diagnosis.next_command import next_command
 from debubble.diagnosis.observed import Observed
@@ -32,12 +33,19 @@ from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
 from debubble.interchange.cost_files import load_costs, save_costs
 from debubble.interchange.files import write_text
 
+EXAMPLE = "--example"
+
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
 
 
 def trace(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder or file with traces.")],
+    path: Annotated[
+        Text, typer.Argument(metavar="PATH", help="Folder or file with traces.")
+    ] = None,
+    example: Annotated[
+        bool, switch("--example", "Read a small trace with a slow stage instead of PATH.")
+    ] = False,
     changes: Annotated[
         list[str] | None,
         takes("CHANGE", "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).", "--set"),
@@ -82,6 +90,7 @@ def trace(
     Reads the traces of all ranks, replays them, and reports where the time went and what each
     fix would gain.
     """
+    path, shown = _source(path, example=example)
     conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
@@ -127,7 +136,7 @@ def trace(
         # The page is drawn by matplotlib, which takes longer to load than most traces to read.
         from debubble.view.trace_view import trace_page
 
-        write_text(html, trace_page(found, answers, path))
+        write_text(html, trace_page(found, answers, shown))
         wrote.append(f"wrote {html}")
     if as_json:
         more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
@@ -135,13 +144,24 @@ def trace(
     elif answers:
         print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
         if schedule is not None:
-            print(f"\nnext: {next_command(found, path, answers)}")
+            print(f"\nnext: {next_command(found, shown, answers)}")
     else:
         style = styled if in_color() else None
-        print(report(found, line_width(), style, path=path, details=details))
+        print(report(found, line_width(), style, path=shown, details=details))
     _note(*wrote, *(f"failed: {text}" for text in failed))
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _source(path: str | None, *, example: bool) -> tuple[str, str]:
+    """Return the path of the trace, and how to type it in the next command."""
+    if path is None and not example:
+        raise ParameterError(
+            "PATH is missing; give a folder or file with traces, or try 'debubble trace --example'"
+        )
+    if path is not None and example:
+        raise ParameterError(f"--example comes with a trace; leave '{path}' or --example out")
+    return (str(example_trace()), EXAMPLE) if path is None else (path, path)
 
 
 def _layers(path: str, schedule: str | None) -> Layers:
@@ -218,6 +238,7 @@ def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
 app = command(
     trace,
     [
+        "trace --example",
         "trace run.json.gz",
         "trace run.json.gz --set stage3.F*=0.9 --set p2p=0",
         "trace run.json.gz --schedule zb-v",

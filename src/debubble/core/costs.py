@@ -149,98 +149,103 @@ class Costs:
         here, or not there for every stage.
     """
 
-    F: Value | None = timed("1.0", "forward; 1 unless given")
-    I: Value | None = timed("1.0", "backward for the input; 1, or half of B, unless given")
-    W: Value | None = timed("1.0", "backward for the weights; 1, or half of B, unless given")
-    B: Value | None = timed("2.0", "full backward; I + W unless given")
-    R: Value | None = timed("1.0", "recompute: the forward once more; F unless given", "read")
+    F: Value | None = timed("1.0", "forward; default 1")
+    I: Value | None = timed("1.0", "backward for the input; default half of B, or 1")
+    W: Value | None = timed("1.0", "backward for the weights; default half of B, or 1")
+    B: Value | None = timed("2.0", "full backward; default I + W")
+    R: Value | None = timed("1.0", "recompute: the forward once more; default F", "read")
     O: PairTimes | None = timed(
-        "2.5", "overlapped pair of a forward and a backward; the sum of its parts unless given",
+        "2.5", "overlapped pair of a forward and a backward; default the sum of its parts",
         shape="pair",
     )  # fmt: skip
-    FF: Value | None = timed(
-        "1.8", "overlapped pair of two forwards; the sum of its parts unless given"
-    )
+    FF: Value | None = timed("1.8", "overlapped pair of two forwards; default the sum of its parts")
     overlap_factor: float = cost(
-        1.0, "number", "uniform", "0.9", "share of the sum of its parts that a pair takes where"
-        " O, or FF, does not say; 1 unless given",
+        1.0, "number", "uniform", "0.9", "time of a pair without O or FF, over the sum of its"
+        " parts; default 1",
     )  # fmt: skip
     OPT: Value = timed(
-        "0", "optimizer step of one rank, never divided by chunks", "absent", "rank", 0.0
+        "0", "optimizer step of a rank; not divided by chunks", "absent", "rank", 0.0
     )
     launch: float = timed(
-        "0.01", "to start any action, never divided by chunks", shape="number", default=0.0
+        "0.01", "time to launch an action; not divided by chunks", shape="number", default=0.0
     )
     p2p: float | Sequence[Sequence[float]] = timed(
-        "0.1", "from one rank to another; a matrix has a row for every sender", shape="link",
+        "0.1", "transfer between two ranks; a matrix has one row per sender", shape="link",
         default=0.0,
     )  # fmt: skip
     message: Value = cost(
-        0.0, "boundary", "uniform", "0", "size of one activation that is sent, and of its gradient"
+        0.0,
+        "boundary",
+        "uniform",
+        "0",
+        "size of the activation that a transfer carries, and of its gradient",
     )
     bandwidth: float = cost(
-        math.inf, "rate", "uniform", "1.0", "size that a link moves per unit of time; a transfer"
+        math.inf, "rate", "uniform", "1.0", "size that a link carries per unit of time; a transfer"
         " takes p2p + message / bandwidth",
     )  # fmt: skip
     attention: Value = cost(
-        0.0, "stage", "uniform", "0.3", "share of F and of the full backward that is causal"
-        " attention, for sequences in slices or of different lengths", share=True,
+        0.0, "stage", "uniform", "0.3", "share of causal attention in F and in the full"
+        " backward, for sliced sequences and sequences of different lengths", share=True,
     )  # fmt: skip
     frozen: Value = cost(
-        0.0, "stage", "absent", "0", "share of a stage's weights that is not trained: W takes"
-        " that much less, and stages before the first one that trains have no backward",
+        0.0, "stage", "absent", "0", "share of a stage's weights that is frozen: W takes"
+        " that much less, and stages before the first trained one have no backward",
         share=True,
     )  # fmt: skip
     microbatch: Value | None = cost(
-        None, "microbatch", "absent", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for"
+        None, "microbatch", "absent", "{default: 1, 3: 1.4}", "length of every microbatch over"
         " the average; time, memory and messages grow with it, attention with its square",
     )  # fmt: skip
     exchange: Value = timed(
-        "0", "exchange of attention context, in schedules that do it", default=0.0
+        "0", "exchange of attention context, in schedules with one", default=0.0
     )
     unshard: Value = timed("0", "gather a stage's weights from its replicas", "absent", default=0.0)
     reduce_grad: Value = timed(
         "0", "reduce a stage's gradients over its replicas", "absent", default=0.0
     )
     host_bandwidth: float = cost(
-        math.inf, "rate", "read", "1.0", "memory that a copy to the host, or back, moves per unit"
-        " of time",
+        math.inf, "rate", "read", "1.0", "size that a copy to or from the host moves per unit of"
+        " time",
     )  # fmt: skip
     host_link_shared_by: int = cost(
-        1, "sharing", "read", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
+        1, "sharing", "read", "1", "2 if ranks 0 and 1, 2 and 3, … share a link to the host"
     )
     embedding: Part | None = timed(
-        "{F: 0.1, B: 0.2}", "what the first stage does on top", "absent", "part"
+        "{F: 0.1, B: 0.2}", "extra work of the first stage", "absent", "part"
     )
-    head: Part | None = timed(
-        "{F: 0.4, B: 0.8}", "what the last stage does on top", "absent", "part"
-    )
+    head: Part | None = timed("{F: 0.4, B: 0.8}", "extra work of the last stage", "absent", "part")
     mtp: Part | None = timed(
-        "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last", "absent", "part"
+        "{F: 1.2, B: 2.4}", "multi-token prediction: extra work of the last stage", "absent", "part"
     )
     activation: Value | None = cost(
-        None, "stage", "uniform", "1.0", "what one microbatch leaves on a stage after its"
-        " forward; ranks / stages unless given, so that one microbatch is 1 on every rank",
+        None, "stage", "uniform", "1.0", "activation of one microbatch on a stage; default"
+        " ranks / stages, so that a microbatch takes 1 on every rank",
         memory=True,
     )  # fmt: skip
     kept_for_weight: Value = cost(
-        1.0, "stage", "read", "1.0", "share of it that stays from I to W; 1 unless given",
+        1.0, "stage", "read", "1.0", "share of the activation held from I to W; default 1",
         memory=True, share=True,
     )  # fmt: skip
     recompute_kept: Value = cost(
-        0.0, "stage", "read", "0.06", "share of it that stays where a stage recomputes",
+        0.0, "stage", "read", "0.06", "share of the activation held if a stage recomputes",
         memory=True, share=True,
     )  # fmt: skip
     offload_share: Value = cost(
-        1.0, "stage", "uniform", "1.0", "share of it that an OFFLOAD moves; 1 unless given",
+        1.0, "stage", "uniform", "1.0", "share of the activation that is offloaded; default 1",
         memory=True, share=True,
     )  # fmt: skip
     kv: Value = cost(
-        0.0, "stage", "absent", "0", "keys and values of one microbatch, for slices", memory=True
+        0.0,
+        "stage",
+        "absent",
+        "0",
+        "keys and values of one microbatch, for sliced sequences",
+        memory=True,
     )
     static: Value = cost(
-        0.0, "rank", "absent", "0", "what a rank holds all the time: weights, gradients,"
-        " optimizer states, buffers; counts in its peak", memory=True,
+        0.0, "rank", "absent", "0", "static memory of a rank: weights, gradients, optimizer"
+        " states, buffers; part of its peak", memory=True,
     )  # fmt: skip
     basis: str = "action"
     chunks: int | None = None

@@ -69,38 +69,38 @@ def _limit(key: str, value: Any) -> float | tuple[float, ...]:
 TOP_KEYS = {
     "name": FileKey("text", "my model", "what was measured, for titles", _label),
     "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from", _label),
-    "ranks": FileKey("whole number", "8", "pipeline ranks, unless -p says otherwise", _size),
-    "microbatches": FileKey("whole number", "32", "microbatches, unless -m says otherwise", _size),
-    "chunks": FileKey("whole number", "2", "stages per rank, unless -v says otherwise", _size),
+    "ranks": FileKey("whole number", "8", "default of -p: pipeline ranks", _size),
+    "microbatches": FileKey("whole number", "32", "default of -m: microbatches", _size),
+    "chunks": FileKey("whole number", "2", "default of -v: stages per rank", _size),
     "basis": FileKey(
-        "action or rank", "rank", "whether values are per action (one stage, one microbatch), or of"
-        " a rank's whole share and divided by its chunks", _word(BASES),
+        "action or rank", "rank", "values are per action (one stage, one microbatch), or per rank"
+        " and divided by its chunks; default action", _word(BASES),
     ),
     "runtime": FileKey(
-        " or ".join(RUNTIMES), "torch", "who runs it: PyTorch's runtime, debubble.torch's, or any"
-        " that does what the actions say", _word(RUNTIMES),
+        " or ".join(RUNTIMES), "torch", "runtime to simulate: PyTorch's, that of debubble.torch, or"
+        " any (the actions as they are)", _word(RUNTIMES),
     ),
     "time_unit": FileKey("text", "ms", "unit of all times", _label),
-    "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
+    "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only required key"),
     "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
     "layers": FileKey(
-        "mapping", "{F: [1, 1, 2], B: [2, 2, 4]}", "the costs of every layer of the model, whatever"
-        " stages it is cut into: lists of one length; embedding, head and mtp next to them",
+        "mapping", "{F: [1, 2], B: [2, 4]}", "costs of every layer, for any cut into stages:"
+        " lists of equal length; embedding, head and mtp next to them",
     ),
-    "measured": FileKey("mapping", "{}", "anything; what was measured and is no cost"),
-    "expected": FileKey("mapping", "{}", "anything; debubble's own tests keep results here"),
+    "measured": FileKey("mapping", "{}", "other measurements; not used"),
+    "expected": FileKey("mapping", "{}", "expected results; not used"),
 }  # fmt: skip
 """Keys of the file itself."""
 
 MEMORY_KEYS = {
     "unit": FileKey("text", "GB", "unit of activation, kv and limit", _label),
     "limit": FileKey(
-        "one number or a list", "8", "activation memory of a rank, or of each, unless --memory says"
-        " otherwise; in the unit of activation, in activation units where that is left out", _limit,
+        "one number or a list", "8", "default of --memory: activation memory of every rank, or of"
+        " each; in activation units, or in the unit of activation if that is given", _limit,
     ),
     **{
         name: FileKey(
-            "one number", "0", f"activation of {words}, on top of its stage's",
+            "one number", "0", f"activation of {words}, on top of that of its stage",
             lambda key, value: check_number(value, key),
         )
         for name, words in (
@@ -120,12 +120,12 @@ LAYER_KEYS = {
         for name in PARTS
     },
     CUT: FileKey(
-        "list", "[1, 2]", "layers of every stage, where the model has been cut; schedules whose"
-        " stages are on the same ranks keep that cut", check_whole,
+        "list", "[1, 2]", "layers of every stage of an existing cut; schedules with the same"
+        " placement keep it", check_whole,
     ),
     RANKS: FileKey("list", "[0, 1]", "rank of every stage of that cut", check_whole),
     MTP_STAGE: FileKey(
-        "whole number", "1", "stage of multi-token prediction in that cut; the last unless given",
+        "whole number", "1", "stage of multi-token prediction in that cut; default the last",
         check_whole,
     ),
 }  # fmt: skip
@@ -252,14 +252,14 @@ ACTIVE = {
 """Keys with values in the template; every other key is in a comment."""
 
 HEADER = """\
-# What the actions of a model cost on a cluster. Use it with
+# Costs of a model's actions on a cluster. Use it with
 #
 #     debubble compare 1f1b interleaved-1f1b zb-h1 zb-v --costs FILE
 #
-# Only times must be there. A key after a '#' shows what else there is: take the '#' away to use
-# it. Most costs may also be lists with one value per stage, F: [10, 10, 12, 11], or have values of
-# their own for some stages, F: {default: 10, 2: 12}; with the basis rank, of ranks. 'debubble
-# costs' says what each key takes, and 'debubble costs FILE' checks this file.
+# Only times are required. Remove the '#' before a key to use it. Most costs can also be lists with
+# one value per stage, F: [10, 10, 12, 11], or one value with exceptions, F: {default: 10, 2: 12};
+# with basis: rank, per rank. 'debubble costs' explains every key, and 'debubble costs FILE' checks
+# this file.
 """
 
 _COLUMN, _WIDTH = 36, 100
@@ -285,7 +285,7 @@ def _commented(line: str, text: str) -> str:
     """Return a line with a comment, wrapped to further lines where it is long."""
     first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN - 2)
     return "\n".join(
-        [f"{line:<{_COLUMN}}# {first}", *(f"{'':<{_COLUMN}}# {more}" for more in rest)]
+        [f"{line:<{_COLUMN - 1}} # {first}", *(f"{'':<{_COLUMN}}# {more}" for more in rest)]
     )
 
 

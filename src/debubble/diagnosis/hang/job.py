@@ -128,7 +128,7 @@ def where_text(job: HangJob, stand: Stand) -> str:
     """Return a line about where a rank stands, with its host and file."""
     parts = [stands_text(job, stand)]
     if stand.last:
-        parts.append(f"the last result it sent is of {stand.last}")
+        parts.append(f"it last sent the result of {stand.last}")
     dump = stand.dump
     if dump is not None and dump.action:
         parts.append(f"it {'computed' if dump.busy else 'was'} at {dump.action}")

@@ -95,8 +95,8 @@ def shapes(job: HangJob) -> Hang | None:
                     )
                     return Hang(
                         HangKind.SHAPES, text, (),
-                        "Give both stages the same shape and type: the length of the sequence, the "
-                        "size of the microbatch and the precision are what differs most often.",
+                        "Give both stages the same shape and type. Common differences are sequence "
+                        "length, microbatch size and precision.",
                         stand, waiters(job, stand.global_rank) or (other,),
                     )  # fmt: skip
     return None
@@ -222,7 +222,7 @@ def in_flight(job: HangJob) -> Hang | None:
             return Hang(
                 HangKind.LINK, text, tuple(where_text(job, one) for one in (stand, other)),
                 "Look at the route between their hosts: NCCL_DEBUG=INFO names the interface, and "
-                "ibstat or dmesg its state. Where transfers queue, one before it may hold it up.",
+                "ibstat or dmesg show its state. An earlier transfer in its queue may hold it up.",
                 stand, waiting,
             )  # fmt: skip
     return None
@@ -250,8 +250,8 @@ def nothing(job: HangJob) -> Hang:
         f"nothing waits: all {messages:,} messages and all collectives of "
         f"{counted(len(job.dumps), 'rank')} are over."
     )
-    return Hang(HangKind.NONE, text, (), "The hang, if there is one, is outside of messages: look "
-                "at input data, checkpoints and the hosts' processes.")  # fmt: skip
+    return Hang(HangKind.NONE, text, (), "If the job hangs, the cause is outside of its messages: "
+                "look at input data, checkpoints and the hosts' processes.")  # fmt: skip
 
 
 def _round_up(size: float) -> int:

@@ -146,13 +146,13 @@ def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -
     ahead = _posted_ahead(job, stand)
     if ahead:
         evidence.insert(1, ahead)
-    more = [f"{name_of(job, one)} waits for none either" for one, _ in roots[1:3]
+    more = [f"{name_of(job, one)} waits for nothing either" for one, _ in roots[1:3]
             if one.kind is not StandKind.DONE and _is_proven(one)]  # fmt: skip
     host = f" on {stand.dump.host}" if stand.dump is not None and stand.dump.host else ""
     advice = (
         f"Look whether process {stand.global_rank} died: its log, and dmesg of its host."
         if stand.dump is None
-        else f"Look at process {stand.global_rank}{host}: py-spy dump --pid shows where it is."
+        else f"Look at process {stand.global_rank}{host}: 'py-spy dump --pid PID' shows its stack."
     )
     if call is not None:
         stand = replace(stand, action="", step=max(stand.step - 1, 0))

@@ -1,0 +1,41 @@
+"""Commands and their output: the site shows them apart, so that copying takes commands alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+PROGRAM = re.compile(
+    r"(\$ )?(debubble|make|pip|uv|uvx|git|python3?|torchrun|sqlite3|cd|export|\.) "
+)
+"""What a line begins with that is typed; other lines of a block are printed by it."""
+
+_FENCED = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
+_INDENTED = re.compile(r"(?<=\n\n)((?:^    [^\n]*\n|^\n(?=    ))+)", re.M)
+
+
+def apart(page: str) -> str:
+    """Return a page whose blocks for a shell have commands and output in blocks of their own."""
+    page = _FENCED.sub(lambda found: "\n".join(_blocks(found[1])), page)
+    return _INDENTED.sub(_fenced, page)
+
+
+def _fenced(found: re.Match[str]) -> str:
+    """Return an indented block as fenced ones if it begins with a command."""
+    text = re.sub(r"(?m)^    ", "", found[1])
+    return "\n".join([*_blocks(text), ""]) if PROGRAM.match(text) else found[0]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yield the lines of a block as fences; output has no button that copies it."""
+    typed: bool | None = None
+    goes_on = False
+    for line in text.rstrip("\n").splitlines():
+        is_typed = goes_on or bool(PROGRAM.match(line)) or (typed is None)
+        if is_typed != typed:
+            yield from [] if typed is None else ["```", ""]
+            yield "```sh" if is_typed else "``` { .text .no-copy .printed }"
+        typed = is_typed
+        goes_on = typed and line.endswith("\\")
+        yield line.removeprefix("$ ") if typed else line
+    yield "```"
