@@ -13,7 +13,7 @@ from debubble.analysis.layout import Column
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
-from debubble.core.units import number, rough_percent
+from debubble.core.units import number, percent, rough_percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
