@@ -159,7 +159,6 @@ def give_schedule(folder: Path) -> None:
 
 
 GIVEN = {
-    "README.md": give_trace,
     "docs/hangs.md": give_dumps,
     "skills/debubble/SKILL.md": give_both,
     "docs/plan.md": give_model,

@@ -164,7 +164,7 @@ def test_without_the_solver_it_says_what_to_install(
     sizes = ("-p", 4, "-m", 16, "-v", 2, "--memory", 2)
     result = run("optimize", *sizes, "--times", "F=5,I=6,W=4", "--effort", 0.01, "--no-cache")
     assert (result.code, "best found" in result.out) == (0, True)
-    assert "'pip install ortools' may find faster orders" in result.err
+    assert "'pip install ortools' may find faster schedules" in result.err
 
 
 @pytest.mark.parametrize("name", ["nowhere/x.csv", "nowhere/x.png", "."])

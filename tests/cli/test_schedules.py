@@ -38,8 +38,10 @@ def test_the_table_fits_in_a_line(width: int) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_explanations_fit_in_a_line(entry: Any) -> None:
-    assert max(map(len, explain(entry, 80).splitlines())) <= 80
+def test_explanations_fit_in_a_line_without_markup(entry: Any) -> None:
+    text = explain(entry, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert ":`" not in text
 
 
 def test_a_formula_is_listed_once_with_its_symbols(run: Run) -> None:

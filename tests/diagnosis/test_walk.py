@@ -30,7 +30,7 @@ def times_of(schedule: db.Schedule) -> tuple[np.ndarray, np.ndarray, db.Costs]:
 
 @pytest.mark.parametrize("mode", SIMULATED, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.filterwarnings("ignore:.*the order was computed:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*the schedule was computed:UserWarning")
 def test_a_walk_is_what_the_simulator_says(name: str, mode: FittedMode) -> None:
     schedule = db.make(name, ranks=4, microbatches=8)
     times, messages, costs = times_of(schedule)

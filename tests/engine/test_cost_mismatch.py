@@ -10,7 +10,7 @@ import pytest
 import debubble as db
 
 COSTS = db.Costs(F=1, I=1.2, W=0.8, p2p=0.1)
-UNFIT = "the order was computed for one unit of time each for F, I and W, not for these"
+UNFIT = "the schedule was computed for one unit of time each for F, I and W, not for these"
 
 
 @pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "zb-auto", "zb-2p"])
@@ -41,7 +41,7 @@ def test_an_order_made_for_given_costs_runs_on_others_with_a_note_only() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         notes = db.simulate(made, db.Costs(F=1, I=2, W=1)).notes
-    assert notes[0].startswith("the order was computed for other costs, not for these")
+    assert notes[0].startswith("the schedule was computed for other costs, not for these")
 
 
 def test_a_comparison_notes_orders_for_other_costs_and_makes_its_own_for_these() -> None:
@@ -103,7 +103,8 @@ def test_a_function_of_a_file_that_takes_costs_remembers_them(tmp_path: Path) ->
     )
     made = db.make(f"{function}:mine", ranks=2, microbatches=3, costs=COSTS)
     assert db.simulate(made, COSTS).notes == ()
-    assert db.simulate(made, db.Costs(F=2, B=3)).notes[0].startswith("the order was computed for")
+    notes = db.simulate(made, db.Costs(F=2, B=3)).notes
+    assert notes[0].startswith("the schedule was computed for")
 
 
 def test_a_file_that_was_changed_is_no_order_for_its_costs(tmp_path: Path) -> None:

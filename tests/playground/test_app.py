@@ -77,7 +77,18 @@ def test_numbers_are_those_of_the_library(ask):
     costs = db.Costs.per_rank(F=1, I=1, W=1, p2p=0.1)
     wanted = db.compare(["1f1b", "zb-h1"], ranks=4, microbatches=8, costs=costs)
     shown = data["table"].pop("columns")
+    assert data["table"].pop("recorded") == []
     assert data["table"] == json.loads(json.dumps(wanted.to_dict()))
+    # Idle time by cause comes after the bubble ratio, which is its sum.
+    titles = [column["title"] for column in shown]
+    at = titles.index("bubble ratio") + 1
+    causes = [shown.pop(at) for _ in range(titles.index("overhead") - at)]
+    assert [column["title"] for column in causes] == [
+        "fill", "drain", "waits for data", "waits for p2p",
+    ]  # fmt: skip
+    for place, row in enumerate(wanted.rows):
+        shares = [float(column["cells"][place].removesuffix(" %")) for column in causes]
+        assert sum(shares) == pytest.approx(100 * row.bubble_ratio, abs=0.02)
     assert [(column["title"], tuple(column["cells"])) for column in shown] == [
         (column.title, column.cells) for column in wanted.columns()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -47,6 +48,10 @@ def card(page, name):
     return page.locator(".card").filter(has=page.get_by_role("heading", name=name, exact=True))
 
 
+def option(page, name):
+    return page.get_by_role("option", name=re.compile(rf"^{re.escape(name)} *\d{{4}}$"))
+
+
 def of(name):
     """JavaScript for the run of a schedule."""
     return f"{HOST}.data.runs.find(run => run.name === {json.dumps(name)})"
@@ -68,13 +73,102 @@ def test_it_begins_with_a_comparison(begun):
     assert begun.locator("#headline").inner_text().startswith(rows(begun)[0])
 
 
+def test_tiles_have_the_numbers_of_a_schedule_against_the_best(begun):
+    tiles = begun.locator("#tiles .tile")
+    assert [re.split(r"\n+", text) for text in tiles.all_inner_texts()] == [
+        ["Schedule", "zb-v", "fastest of 4"],
+        ["Time", "25.5", "22.7 % less than 1f1b (33)"],
+        ["Bubble", "5.9 %", "lowest; 1f1b: 27.3 %"],
+        ["Peak activation memory", "4", "lowest; interleaved-1f1b: 5.5"],
+    ]
+    begun.locator("#numbers").get_by_role("button", name="interleaved-1f1b").click()
+    assert tiles.nth(1).inner_text().splitlines()[-1] == "+11.8 % against zb-v (25.5)"
+    assert tiles.nth(3).inner_text().splitlines()[-1] == "zb-v: 4"
+    begun.locator("#numbers").get_by_role("button", name="interleaved-1f1b").click()
+    assert "zb-v" in tiles.first.inner_text()
+
+
+def test_idle_time_has_a_column_for_every_cause(begun):
+    heads = begun.locator("#numbers th").all_inner_texts()
+    assert heads[3:7] == ["bubble ratio", "fill", "drain", "waits for data"]
+    assert "%" not in begun.locator("debubble-timeline .legend").inner_text()
+
+
 def test_schedules_are_chosen_and_left_out(begun):
     begun.fill("#filter", "gpipe")
-    begun.get_by_role("checkbox", name="gpipe", exact=True).check()
+    option(begun, "gpipe").click()
     settle(begun, f"{HOST}.data.runs.length === 5")
-    begun.get_by_role("checkbox", name="gpipe", exact=True).uncheck()
+    assert option(begun, "gpipe").get_attribute("aria-selected") == "true"
+    option(begun, "gpipe").click()
     settle(begun, f"{HOST}.data.runs.length === 4")
     begun.fill("#filter", "")
+
+
+def test_the_list_of_schedules_is_one_tab_stop_with_keys(begun):
+    begun.focus("#filter")
+    stops = []
+    for _ in range(2):
+        begun.keyboard.press("Tab")
+        stops.append(
+            begun.evaluate("document.activeElement.id || document.activeElement.ariaLabel")
+        )
+    assert stops == ["schedules", "ranks, slider"]
+    begun.focus("#schedules")
+    # Letters lead to a name, and are no keys of the timeline.
+    for letter in "bp":
+        begun.keyboard.press(letter)
+    assert begun.inner_text("#schedules .current").startswith("bpipe")
+    assert begun.evaluate(f"{HOST}.layers.bubbles")
+    begun.keyboard.press("ArrowUp")
+    begun.keyboard.press("Enter")
+    settle(begun, f"{HOST}.data.runs.length === 5")
+    name = begun.inner_text("#schedules .current span:first-of-type")
+    assert name in rows(begun)
+    assert begun.evaluate("document.activeElement.id") == "schedules"
+    begun.keyboard.press("Enter")
+    settle(begun, f"{HOST}.data.runs.length === 4")
+
+
+def test_changes_are_undone_and_redone(page):
+    settle(page, f"{HOST}.data.runs.length === 4")
+    assert page.locator("#undo").is_disabled()
+    page.locator('[data-for="microbatches"]').fill("20")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 20")
+    option(page, "gpipe").click()
+    settle(page, f"{HOST}.data.runs.length === 5")
+    upload(page, "costs.yaml", "basis: rank\ntime_unit: ms\ntimes: {F: 3, I: 5, W: 2}\n")
+    settle(page, f"{HOST}.data.unit === 'ms'")
+    page.click("#undo")
+    settle(page, f"{HOST}.data.unit === '' && {HOST}.data.runs.length === 5")
+    page.keyboard.press("Control+z")
+    settle(page, f"{HOST}.data.runs.length === 4 && {HOST}.data.runs[0].microbatches === 20")
+    page.keyboard.press("Control+z")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 8")
+    assert page.locator("#undo").is_disabled()
+    page.keyboard.press("Control+Shift+z")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 20")
+    # A text field undoes its own typing.
+    page.fill("#microbatches", "12")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 12")
+    page.keyboard.press("Control+z")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 20")
+
+
+def test_words_are_explained(begun):
+    for name in ("ranks p", "iterations", "F", "O pair", "p2p", "transfers", "limit", "recompute",
+                 "objective", "published", "group size"):  # fmt: skip
+        dot = begun.get_by_role("button", name=f"About {name}", exact=True)
+        assert len(dot.get_attribute("title")) > 20, name
+    begun.get_by_role("button", name="About O pair").click()
+    assert "pair" in begun.locator(".hint-note").inner_text()
+    begun.keyboard.press("Escape")
+    assert begun.locator(".hint-note").count() == 0
+    assert "overlapped" in begun.get_attribute("#O", "aria-description")
+    area = begun.locator("debubble-timeline [data-do=area]")
+    assert "busy and idle time" in area.get_attribute("title")
+    # One word for one thing: traces are of runs, schedules are in the tab.
+    texts = begun.locator(":is(h2, legend, button, summary)").all_inner_texts()
+    assert [text for text in texts if text in ("Trace", "Schedules")] == ["Schedules", "Trace"]
 
 
 def test_numbers_follow_the_sliders(page):
@@ -124,7 +218,7 @@ def test_a_memory_limit_splits_the_table(page):
 def test_a_link_brings_the_state_back(page, visit, server):
     page.fill("#microbatches", "12")
     page.fill("#memory", "6")
-    page.get_by_role("checkbox", name="zb-v", exact=True).uncheck()
+    option(page, "zb-v").click()
     settle(page, f"{HOST}.data.runs.length === 3 && {HOST}.data.runs[0].microbatches === 12")
     page.locator("debubble-timeline").get_by_label("Critical path").check()
     page.locator("debubble-timeline [data-do=in]").click()
@@ -176,7 +270,7 @@ def test_a_file_that_cannot_be_read_says_why(page):
 @pytest.mark.parametrize(
     ("button", "name", "start"),
     [("CSV", "zb-v.csv", b"0F0"), ("CSV with transfers", "zb-v-with-transfers.csv", b"0F0"),
-     ("JSON", "zb-v.json", b"{"), ("Trace", "zb-v.trace.json", b"{"),
+     ("JSON", "zb-v.json", b"{"), ("Perfetto", "zb-v.trace.json", b"{"),
      ("Page", "zb-v.html", b"<!doctype")],
 )  # fmt: skip
 def test_files_are_downloaded(begun, tmp_path, button, name, start):
@@ -198,7 +292,7 @@ def test_it_fits_a_phone(visit, server):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     # The picture comes first: rows of the winner are seen without scrolling, before any control.
     top = page.evaluate(f"{HOST}.parts.scroll.getBoundingClientRect().top")
-    assert top < 300
+    assert top < 400
     assert page.locator("#controls").bounding_box()["y"] > top + 300
 
 
@@ -231,8 +325,15 @@ def test_a_run_shows_predicted_above_measured_and_a_link_brings_it_back(page, vi
         },
     )
     settle(page, f"{of('1f1b, measured')}")
+    # What was chosen stays, compared at the measured times; a prediction is never the winner.
     names = [name for name, *_ in runs(page)]
-    assert names == ["1f1b, predicted", "1f1b, measured"]
+    assert names[:2] == ["1f1b, predicted", "1f1b, measured"]
+    assert set(names[2:]) == {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v"}
+    assert rows(page)[2] == page.locator("#headline").inner_text().split(" is fastest")[0]
+    assert page.locator("#numbers tr.best").inner_text().startswith(rows(page)[2])
+    for name in names[2:]:
+        page.get_by_label(f"Remove {name}", exact=True).click()
+    settle(page, f"{HOST}.data.runs.length === 2")
     assert page.evaluate(f"{of('1f1b, measured')}.makespan") == pytest.approx(measured, rel=1e-5)
     assert page.evaluate(f"{of('1f1b, predicted')}.makespan") == pytest.approx(predicted, rel=1e-5)
     assert page.evaluate(f"{HOST}.data.unit") == "ms"
@@ -244,10 +345,12 @@ def test_a_run_shows_predicted_above_measured_and_a_link_brings_it_back(page, vi
     settle(other, f"{of('1f1b, measured')}")
     assert runs(other) == runs(page)
     assert other.locator("#headline").inner_text() == headline
-    # Other schedules are compared on the measured times, and a prediction is never the winner.
-    other.get_by_role("checkbox", name="gpipe", exact=True).check()
-    settle(other, f"{HOST}.data.runs.length === 3")
-    assert other.locator("#headline").inner_text().split(" is fastest")[0] != "1f1b, predicted"
+    # Times of a cost file stay when another trace is opened.
+    upload(other, "costs.yaml", "basis: rank\ntime_unit: ms\ntimes: {F: 3, I: 5, W: 2}\n")
+    settle(other, "document.getElementById('costs').textContent.includes('costs.yaml')")
+    upload(other, "again.json", text)
+    settle(other, f"{HOST}.data.runs.length === 4")
+    assert "costs.yaml" in other.inner_text("#costs")
 
 
 def test_a_link_brings_costs_back(page, visit):
@@ -314,9 +417,7 @@ def test_no_stale_result_looks_fresh(page):
 )
 def test_schedules_are_found_by_alias_and_title(begun, text, name):
     begun.fill("#filter", text)
-    found = begun.locator("#schedules [name=schedule]").evaluate_all(
-        "boxes => boxes.map(box => box.value)"
-    )
+    found = begun.locator("#schedules [role=option] span:first-of-type").all_inner_texts()
     begun.fill("#filter", "")
     assert name in found
     assert found == sorted(found)
@@ -377,7 +478,7 @@ def test_menus_close(begun, how):
     menu = begun.locator("debubble-timeline details.menu")
     menu.locator("summary").click()
     assert menu.get_attribute("open") is not None
-    menu.get_by_text("Trace of zb-v").wait_for()
+    menu.get_by_text("Perfetto file of zb-v").wait_for()
     if how == "escape":
         begun.keyboard.press("Escape")
     elif how == "outside":
@@ -389,13 +490,17 @@ def test_menus_close(begun, how):
 
 @pytest.mark.parametrize("width", [1366, 1440, 1920])
 def test_no_column_is_cut(visit, server, width):
-    page = visit(server, viewport={"width": width, "height": 900})
-    settle(page, f"{HOST}.data.runs.length === 4")
+    five = "#s=1f1b&s=interleaved-1f1b&s=zb-h1&s=zb-v&s=dualpipe"
+    page = visit(f"{server}{five}", viewport={"width": width, "height": 900})
+    settle(page, f"{HOST}.data.runs.length === 5")
     wide, seen = page.evaluate(
         "(({ scrollWidth, clientWidth }) => [scrollWidth, clientWidth])("
         "document.querySelector('.numbers .scroll'))"
     )
     assert wide <= seen
+    # Five schedules fit, to the last rank.
+    assert page.evaluate(f"{HOST}.view.height <= {HOST}.tall")
+    assert page.evaluate(f"{HOST}.parts.scroll.getBoundingClientRect().bottom") <= 900
 
 
 def test_details_of_a_click_are_in_view(visit, server):
@@ -410,6 +515,13 @@ def test_details_of_a_click_are_in_view(visit, server):
     assert place["y"] + place["height"] <= 900
     # All four schedules have rows in view.
     assert page.evaluate(f"{HOST}.view.panels[3].y < {HOST}.tall")
+    # A pointer that rests does not hide what the keys select.
+    page.mouse.move(box["x"] + 401, box["y"] + 180)
+    settle(page, f"{HOST}.hovered?.bar != null")
+    before = page.evaluate(f"{HOST}.view.selected.index")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"{HOST}.view.selected.index") == before + 1
+    assert page.evaluate(f"{HOST}.hovered") is None
 
 
 def test_ideas_are_read_as_text_and_figure(begun):
@@ -438,7 +550,8 @@ def test_a_cost_file_with_a_limit_per_rank_fills_the_field_as_one_types_it(page)
     assert page.locator("#memory").input_value() == "4194304/4194304/3145728/3145728"
     assert "1 MiB" in page.locator("#costs").inner_text()
     # The field of O is hidden behind the file: what is wrong stands above the timelines.
-    assert "O has 4 values for 8 stages" in page.locator("#problems").inner_text()
+    problem = "zb-v cannot use mine.yaml: O has 4 values for 8 stages"
+    assert problem in page.locator("#problems").inner_text()
 
 
 def test_an_order_that_cannot_run_changes_nothing(page):

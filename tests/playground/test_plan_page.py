@@ -38,13 +38,18 @@ def texts(page, selector):
     return page.locator(selector).all_inner_texts()
 
 
-def test_the_tab_begins_with_plans(page):
+def test_the_tab_begins_with_an_example(page):
     assert not any("/plan.js" in address for address in page.requests)
     page.click("#plan-tab")
-    # The best so far is there soon, before all is known; with the button in view.
-    page.wait_for_selector(".plan-tiles")
+    # The whole answer is there without a search, with the button in view.
+    page.wait_for_selector(f"{PLAN}[ready]")
+    assert not any(address.endswith("/api/plan") for address in page.requests)
+    assert page.inner_text("#plan .status").startswith("An example, planned in advance.")
+    question = page.inner_text(".question")
+    assert question.startswith("llama-3.1-8b (8.03 B parameters) on 64 × h100, 512 sequences")
     assert not page.locator("#bench").is_visible()
-    assert texts(page, ".tile h3")[:3] == ["Step time", "Tokens per second", "MFU"]
+    assert texts(page, "#plan .tile h3")[:3] == ["Step time", "Tokens per second", "MFU"]
+    assert page.locator("#undo").is_disabled()
     assert page.evaluate("document.querySelector('.go').getBoundingClientRect().bottom") < 500
     assert page.locator(".field:visible").count() == 5
     page.set_viewport_size({"width": 390, "height": 844})
@@ -59,6 +64,15 @@ def test_the_tab_begins_with_plans(page):
     page.get_by_role("button", name="Stop, keep the best").click()
     page.wait_for_selector(f"{PLAN}[ready]")
     assert "llama-3.2-1b (1.236 B parameters) on 64" in page.inner_text(".question")
+    # Undo brings the question before back, with its answer.
+    page.click("#undo")
+    assert page.inner_text(".question") == question
+    assert page.input_value("#plan-model") == "llama-3.1-8b"
+    page.keyboard.press("Control+Shift+Z")
+    assert page.inner_text(".question").startswith("llama-3.2-1b")
+    page.get_by_role("button", name="Example").click()
+    page.wait_for_selector("#plan .status[data-how=note]")
+    assert page.inner_text(".question") == question
 
 
 def test_any_plan_is_looked_at_and_opened_elsewhere(planned):
@@ -67,7 +81,7 @@ def test_any_plan_is_looked_at_and_opened_elsewhere(planned):
     assert "recommended" in rows.first.inner_text()
     assert page.inner_text(".plan-panel h2").lower() == "where the time goes"
     assert page.locator(".memory-bars .bar").count() == 2
-    first = page.inner_text(".tile .value")
+    first = page.inner_text("#plan .tile .value")
     # A click on a dot picks its plan, and says why it is not the recommended one.
     page.locator("g[data-plan='1'] circle").last.hover(force=True)
     assert page.locator(".plan-tip").is_visible()
@@ -75,12 +89,12 @@ def test_any_plan_is_looked_at_and_opened_elsewhere(planned):
     assert page.inner_text(".plan-panel h2").lower() == "why not this one"
     assert " slower than the recommended plan" in page.inner_text(".plan-panel")
     assert page.get_attribute("tr[data-plan='1']", "class") == "marked"
-    assert page.inner_text(".tile .value") != first
+    assert page.inner_text("#plan .tile .value") != first
     # So does a key on its row; and there is a way back.
     rows.nth(2).locator("button").press("Enter")
     assert page.get_attribute("g[data-plan='2']", "aria-pressed") == "true"
     page.get_by_role("button", name="Back to the recommended plan").click()
-    assert page.inner_text(".tile .value") == first
+    assert page.inner_text("#plan .tile .value") == first
     # Flags, as they are and as a file.
     assert "--pipeline-model-parallel-size 2" in page.inner_text(".flags pre")
     with page.expect_download() as download:
@@ -168,12 +182,18 @@ def test_a_measured_step_calibrates_and_why_not_is_answered(planned):
     page.wait_for_selector(".status[data-how=bad] >> text=give a key and a value")
 
 
-def test_a_faster_order_is_found_and_compared(page):
-    # Large enough not to be proven at once.
-    page.fill("#ranks", "8")
-    page.fill("#microbatches", "40")
-    page.fill("#p2p", "0.3")
-    page.fill("#memory", "6")
+def test_an_optimal_schedule_is_named_and_nothing_is_added(page):
+    page.fill("#memory", "4")
+    page.wait_for_function(f"() => {HOST}.data.limit === 4")
+    page.click("#faster")
+    page.wait_for_selector("#faster-note >> text=zb-v is already optimal (25.5, proven)")
+    page.get_by_role("button", name="Find a faster schedule").wait_for()
+    assert page.evaluate(f"{HOST}.data.runs.length") == 4
+
+
+def test_a_faster_schedule_is_found_and_compared(visit, server):
+    # Large enough not to be proven at once, with less memory than 1f1b needs.
+    page = visit(f"{server}#s=1f1b&ranks=8&microbatches=40&p2p=0.3&memory=6")
     page.wait_for_function(f"() => {HOST}.data.limit === 6")
     page.click("#faster")
     page.wait_for_function(
@@ -181,7 +201,7 @@ def test_a_faster_order_is_found_and_compared(page):
     )
     page.click("#faster")
     page.wait_for_function(f"() => {HOST}.data.runs.some(run => run.name === 'optimized')")
-    assert page.inner_text("#faster-note").startswith("optimized.json: ")
+    assert page.inner_text("#faster-note").startswith("optimized: ")
     page.fill("#iterations", "2")
     page.click("#faster")
     page.wait_for_selector("#faster-note.problem")

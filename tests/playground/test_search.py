@@ -202,6 +202,32 @@ def test_orders_with_too_many_actions_are_left_out_and_counted(ask, monkeypatch)
     assert "use a smaller batch" in refused(ask, QUESTION)[0]
 
 
+def test_the_example_is_the_answer_to_the_question_of_the_form(ask):
+    start = ask("/api/planner").json()["start"]
+    example, small = ask("/api/example-plan").json(), found(ask, QUESTION)
+    assert set(example) == set(small)
+    assert set(example["plans"][0]) == set(small["plans"][0])
+    best = example["plans"][0]
+    fixed = {"tp": best["degrees"].get("tp", 1)} | {
+        name: best[name] for name in ("schedule", "microbatch_size", "recompute", "zero")
+    }
+    (again, *_) = found(ask, start | fixed | best["degrees"])["plans"]
+    hint = "run python -m debubble.playground.examples"
+    assert again["step_time"] == pytest.approx(best["step_time"], rel=0.02), hint
+
+
+def test_the_example_of_a_trace_is_that_of_the_command_line(ask):
+    report = ask("/api/example-report").json()
+    assert report["title"].startswith("Stage 2 on rank 2 is slow: ")
+    assert report["findings"][0]["cause"] == "slow-stage"
+
+
+def test_an_optimal_schedule_is_named_and_nothing_is_added(ask):
+    both = STATE | {"schedules": [{"name": "1f1b"}, {"name": "zb-v"}], "memory": 4.0}
+    answer = found(ask, both | {"costs": {}}, "/api/optimize")
+    assert answer == {"headline": "zb-v is already optimal (25.5, proven)", "file": None}
+
+
 def test_a_faster_order_is_found(ask):
     name = started(ask, "/api/optimize", STATE)
     costs = db.Costs.per_rank(F=10, I=12, W=8)

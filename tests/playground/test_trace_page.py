@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.test_trace import written
@@ -21,17 +23,28 @@ def page(visit, server):
     found = visit(server)
     assert not any("/trace.js" in address for address in found.requests)
     found.click("#trace-tab")
-    found.wait_for_selector("#trace-folder", state="attached")
+    found.wait_for_selector("#trace [data-of=example] debubble-timeline[ready]")
     return found
 
 
 def shown(page):
     """Wait for a diagnosis."""
-    page.wait_for_selector("#trace debubble-timeline[ready]")
+    page.wait_for_selector("#trace [data-of=files] debubble-timeline[ready]")
     return page.evaluate(f"{HOST}.data.runs.map((run) => run.name)")
 
 
-def test_a_folder_is_opened(page, folder):
+def test_a_folder_is_opened_after_an_example(page, folder):
+    # There is a report to look at from the start.
+    example = page.inner_text("#trace .status")
+    assert example.startswith("Stage 2 on rank 2 is slow: without that, ")
+    tiles = page.locator("#trace .tile").all_inner_texts()
+    assert [re.split(r"\n+", text) for text in tiles] == [
+        ["Step time", "1,789 ms", "one step"],
+        ["Idle time", "39.3 %", "39.2 % by the schedule"],
+        ["Largest loss", "23.3 %", "Stage 2 on rank 2 is slow"],
+        ["Fastest schedule at these times", "zb-v −25.2 %", "1,339 ms"],
+    ]
+    assert "debubble trace --example --set" in page.inner_text(".trace-result code")
     page.set_input_files("#trace-folder", folder)
     assert shown(page) == ["observed", "predicted"]
     assert "is slow: without that, a " in page.inner_text("#trace .status")
@@ -44,6 +57,13 @@ def test_a_folder_is_opened(page, folder):
     page.locator(".trace-result li button").first.click()
     page.wait_for_function(f"() => {HOST}.area")
     assert "slow-stage" in page.locator("#trace debubble-timeline .legend").inner_text()
+    # Undo brings the example back; it is also one click away.
+    page.click("#undo")
+    assert page.inner_text("#trace .status") == example
+    page.keyboard.press("Control+Shift+Z")
+    assert page.inner_text("#trace .status") != example
+    page.get_by_role("button", name="Example").click()
+    page.wait_for_selector("#trace [data-of=example]")
     # The other tabs are as they were.
     page.click("#schedules-tab")
     assert page.locator("#bench").is_visible()

@@ -39,11 +39,11 @@ def hang(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find out which rank a job that hangs waits for.
+    """Find out which rank a hanging job waits for.
 
-    Names the action at which it stands. Reads dumps of PyTorch's Flight Recorder, pickled or as
-    JSON, and those that debubble's runtime writes when nothing moves. The k-th message of every two
-    ranks is an action of the schedule.
+    Names the action at which it stopped. Reads dumps of PyTorch's Flight Recorder, pickled or as
+    JSON, and those of debubble's runtime. The k-th message between two ranks is matched with the
+    k-th one of the schedule.
     """
     answer_hang(path, schedule, setup, as_json)
 

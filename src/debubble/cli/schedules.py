@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -48,9 +49,9 @@ def schedules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List schedules, or explain one of them.
+    """List schedules, or explain one.
 
-    An explanation has a description, the constraints, formulas and a drawing.
+    An explanation has a description, constraints, formulas and a drawing.
     """
     if from_template is not None:
         _refuse("--from-template", NAME=name, wide=wide, bibtex=bibtex, json=as_json)
@@ -103,7 +104,7 @@ def describe(entry: Entry) -> dict[str, Any]:
         "weight_versions": found.timeline.schedule.weight_versions if found else 1,
         "at_a_glance": found and found.to_dict(),
         "use": entry.use,
-        "description": entry.text,
+        "description": plain_text(entry.text),
     }
 
 
@@ -134,7 +135,7 @@ def explain(entry: Entry, width: int = PIPED) -> str:
 def _described(entry: Entry, width: int) -> list[str]:
     """Return the paragraphs of a schedule in the given width, and its figures that fit."""
     parts: list[list[str]] = []
-    for paragraph in entry.text.split("\n\n"):
+    for paragraph in plain_text(entry.text).split("\n\n"):
         figure = paragraph.splitlines()
         if not figure[0].startswith(" "):
             parts.append(wrap(" ".join(paragraph.split()), width))
@@ -144,6 +145,18 @@ def _described(entry: Entry, width: int) -> list[str]:
             # There is a drawing that fits at the end; the sizes of this one go with it.
             parts.pop()
     return "\n\n".join("\n".join(part).replace("::", ":") for part in parts).splitlines()
+
+
+def plain_text(text: str) -> str:
+    """Return the text of a docstring without roles of reStructuredText.
+
+    Examples
+    --------
+    >>> plain_text("as :func:`zb_auto` does, by :mod:`debubble.listing`")
+    'as zb-auto does, by debubble.listing'
+    """
+    names = {name.replace("-", "_"): name for name in registry.entries()}
+    return re.sub(r":[a-z]+:`~?([^`]+)`", lambda found: names.get(found[1], found[1]), text)
 
 
 def example_case(entry: Entry) -> SimpleNamespace | None:

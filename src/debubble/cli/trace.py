@@ -77,7 +77,7 @@ def trace(
     ] = None,
     baseline: Annotated[
         Text,
-        takes("FILE", "Earlier --json that a + in --fail-if compares with."),
+        takes("FILE", "Earlier --json for conditions with + in --fail-if."),
     ] = None,
     details: Annotated[
         bool,
@@ -87,8 +87,8 @@ def trace(
 ) -> None:
     """Find out why a run is slower than planned.
 
-    Reads the traces of all ranks, replays them, and reports where the time went and the possible
-    gains.
+    Reads the traces of all ranks, replays them, and reports where the time went and what each
+    fix would gain.
     """
     path, shown = _source(path, example=example)
     conditions, base = _conditions(fail_if or [], baseline)

@@ -18,7 +18,7 @@ from debubble.engine.validate import has
 DEFAULT = Costs()
 
 WORDS = {
-    "order": "the order was",
+    "order": "the schedule was",
     "cut": "the slices were",
     "recomputes": "the places of recomputes were",
     "copies": "the places of copies were",
@@ -26,7 +26,7 @@ WORDS = {
 """Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
 
 
-LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
+LACKING = "the schedule lacks backwards, so its time covers only a part; debubble.check lists them"
 UNREDUCED = (
     "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its gradients by the "
     "number of microbatches nor reduces them"

@@ -147,7 +147,7 @@ def megatron(
     return [
         *_megatron_stages(schedule, cut),
         *_megatron_batch(schedule),
-        "# Megatron-LM has no such order; in the training script, before pretrain():",
+        "# Megatron-LM has no such schedule; in the training script, before pretrain():",
         f"# import debubble.megatron as dm; dm.install({json.dumps(schedule.name)})",
     ]
 

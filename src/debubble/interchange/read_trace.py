@@ -25,7 +25,6 @@ from debubble.core.actions import (
     Program,
     kinds_of,
     pairs_of,
-    stages_of,
 )
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, DebubbleError, FormatError
@@ -82,24 +81,30 @@ class Recording:
         except CostError:
             return measured_timeline(named, self.start, self.end)
 
-    def mean_times(self) -> dict[str, float | list[float]]:
-        """Return the mean duration of every kind: one number, or one per stage that differ."""
-        actions, durations = self.schedule.actions, self.end - self.start
-        halves, kinds, stages = pairs_of(actions), kinds_of(actions), stages_of(actions)
+    def rank_times(self) -> dict[str, float | list[float]]:
+        """Return the mean time of a microbatch on a rank: one number, or one per rank that differ.
+
+        A rank runs each of its stages, and those of one copy of the model.
+        """
+        schedule, durations = self.schedule, self.end - self.start
+        actions = schedule.actions
+        halves, kinds = pairs_of(actions), kinds_of(actions)
+        passes = schedule.stages / schedule.ranks
         found: dict[str, float | list[float]] = {}
         for kind in PASS_KINDS:
             mine = (kinds == kind) & (halves == 0)
             if not mine.any():
                 continue
-            at, least = stages[mine], self.schedule.stages
+            at, least = schedule.ranks_of_actions[mine], schedule.ranks
             counts = np.bincount(at, minlength=least)
             sums = np.bincount(at, durations[mine], minlength=least)
-            # A stage without such an action gets the mean of all others.
+            # A rank without such an action gets the mean of all others.
             usual = durations[mine].mean()
-            means = [_short(x) for x in np.where(counts, sums / np.maximum(counts, 1), usual)]
-            found[kind.name] = means[0] if len(set(means)) == 1 else means
+            means = passes * np.where(counts, sums / np.maximum(counts, 1), usual)
+            short = [_short(x) for x in means]
+            found[kind.name] = short[0] if len(set(short)) == 1 else short
         if np.any(halves == 1):
-            found["O"] = _short(durations[halves == 1].mean())
+            found["O"] = _short(passes * durations[halves == 1].mean())
         return found
 
 

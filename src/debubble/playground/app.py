@@ -20,8 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from debubble.core.errors import DebubbleError
-from debubble.playground import limits, plans, traces, work
+from debubble.playground import examples, limits, plans, traces, work
 from debubble.playground.controls import page_lists
+from debubble.playground.faster import faster
 from debubble.playground.guard import Clients, Guard, client_of, refusal
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches
@@ -31,8 +32,8 @@ from debubble.view import page
 from debubble.view.plan_page import VIEW_PARTS
 
 SCRIPTS = (
-    "main", "dom", "server", "state", "controls", "link", "picker", "files", "answer", "plot",
-    "cards", "plan", "faster", "trace"
+    "main", "dom", "server", "state", "undo", "controls", "hint", "link", "picker", "listbox",
+    "files", "answer", "tiles", "plot", "cards", "plan", "faster", "trace"
 )  # fmt: skip
 ASSETS = {
     "/": ("index.html", "text/html"),
@@ -68,6 +69,8 @@ def make_app(
     ]
     asked: dict[str, Endpoint] = {
         "schedules": service.listing(page_lists), "planner": service.listing(plans.inputs),
+        "example-plan": service.listing(examples.example_plan),
+        "example-report": service.listing(examples.example_report),
     }  # fmt: skip
     sent: dict[str, Endpoint] = {
         # Found when called, so that a test can put another one in its place.
@@ -75,7 +78,7 @@ def make_app(
         "upload": service.computing(File, upload),
         "export": service.export,
         "plan": service.searching(PlanForm, plans.plan),
-        "optimize": service.searching(PageState, work.faster),
+        "optimize": service.searching(PageState, faster),
         "trace": service.trace,
         "search": service.search,
     }

@@ -30,6 +30,7 @@ from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.search_result import Found
 from debubble.playground import limits
+from debubble.playground.examples import PLAN_QUESTION
 from debubble.playground.limits import RefusedError, about
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PlanForm
@@ -54,6 +55,9 @@ TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many he
 def inputs() -> dict[str, Any]:
     """Return the choices of the form."""
     return {
+        "start": PLAN_QUESTION.model_dump(
+            include={"model", "gpu", "gpus", "batch", "sequence", "precision"}
+        ),
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,

@@ -1,21 +1,19 @@
-"""Simulations of the page's schedules, searches for faster ones, and files to download."""
+"""Simulations of the page's schedules, and files to download."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from debubble.analysis.compare import Comparison, Row, compare, has_choice
+from debubble.analysis.layout import Column
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
-from debubble.core.given_layers import make_layers
-from debubble.core.layers import stage_costs
-from debubble.core.placement import Placement
-from debubble.core.units import number, rough_percent
+from debubble.core.units import number, percent, rough_percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -23,11 +21,9 @@ from debubble.interchange.cost_files import CostFile
 from debubble.interchange.files import text_of
 from debubble.interchange.text import shown
 from debubble.interchange.trace_events import trace_text
-from debubble.lowering.chain import LOWERINGS
 from debubble.lowering.sharding import MAX_ACTIVE
-from debubble.playground.limits import FASTER_SECONDS, MAX_ACTIONS, MAX_SEARCHED, RefusedError
-from debubble.playground.searches import Search
-from debubble.playground.state import ExportRequest, File, PageState, Wanted, cost_named
+from debubble.playground.limits import MAX_ACTIONS, RefusedError
+from debubble.playground.state import ExportRequest, PageState, Wanted, cost_named
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
@@ -90,9 +86,14 @@ def simulate(state: PageState) -> dict[str, Any]:
     result, labels = _compared(items, state, file)
     by_label = dict(zip(labels, places, strict=True))
     for label, reason in result.skipped:
-        # The page shows a problem of a field next to it; others have to name the schedule.
+        # The page shows a problem of a field next to it; others have to name the schedule, and a
+        # file of costs that is there instead of fields.
         field = cost_named(reason)
-        refused = RefusedError(reason if field else f"{label}: {reason}", field)
+        if field and state.costs.file:
+            reason, field = f"{label} cannot use {state.costs.file.name}: {reason}", ""
+        elif not field:
+            reason = f"{label}: {reason}"
+        refused = RefusedError(reason, field)
         problems.append({"index": by_label[label][0], **refused.to_dict()})
     # Recorded rows in the order of their traces, predicted above measured, then the ranking.
     recorded = sorted(
@@ -112,22 +113,49 @@ def simulate(state: PageState) -> dict[str, Any]:
         "labels": [row.name for row in rows],
         "places": [by_label[row.name][0] for row in rows],
         "parts": [by_label[row.name][1] for row in rows],
-        "table": _table(result, rows, ranked.best),
+        "table": _table(result, rows, ranked.best, payload),
         "headline": _run_headline(rows) or ranked.headline,
         "cards": [summary(timeline) for timeline in timelines],
     }
 
 
-def _table(result: Comparison, rows: Sequence[Row], best: Row | None) -> dict[str, Any]:
-    """Return a comparison as plain data, with its rows in another order, and columns of text."""
-    columns = replace(result, rows=tuple(rows)).columns()
+def _table(
+    result: Comparison, rows: Sequence[Row], best: Row | None, payload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a comparison as plain data, with its rows in another order, and columns of text.
+
+    The idle time of the timelines in `payload` has a column for every cause.
+    """
+    columns = list(replace(result, rows=tuple(rows)).columns())
+    place = [column.title for column in columns].index("bubble ratio") + 1
+    columns[place:place] = _idle_columns(rows, payload)
     recorded = [row.name for row in rows if row.timeline.measured]
     return result.to_dict() | {
-        "best": best.name if best else None,
+        "best": best.name if best and not best.timeline.measured else None,
         "rows": [row.to_dict() for row in rows],
+        "recorded": recorded,
         "columns": [{"title": column.title, "cells": column.cells} for column in columns],
         "notes": [*result.notes, *(f"{name}: times as in the trace" for name in recorded)],
     }
+
+
+IDLE_TITLES = {name: f"waits for {name}" for name in ("data", "p2p", "memory")}
+"""Headings of causes of idle time that are waits."""
+
+
+def _idle_columns(rows: Sequence[Row], payload: Mapping[str, Any]) -> list[Column]:
+    """Return the share of time that ranks are idle, a column for each cause that there is."""
+    found = []
+    for place, cause in enumerate(payload["causes"]):
+        idle = [sum(data["idle"][place]) for data in payload["timelines"]]
+        if any(idle):
+            shares = [
+                time / (row.schedule.ranks * row.makespan) if row.makespan else 0.0
+                for time, row in zip(idle, rows, strict=True)
+            ]
+            title = IDLE_TITLES.get(cause, cause)
+            found.append(Column((title,), tuple(map(percent, shares))))
+    return found
 
 
 def _without_predictions(result: Comparison) -> Comparison:
@@ -295,55 +323,3 @@ def stem(label: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", label.removesuffix(".csv").removesuffix(".json"))
     return plain.strip("-.")[:60] or "schedule"
-
-
-OPTIMIZED = "optimized.json"
-"""File of a schedule that was found."""
-
-
-def faster(state: PageState, running: Search) -> dict[str, Any]:
-    """Search for a faster schedule than those on the page, at the same sizes, costs and memory.
-
-    Returns the best schedule found until the search is over, as a file, and its headline.
-    """
-    from debubble.optimize.search import optimize
-
-    _check_searched(state)
-    state, file = state.with_costs()
-    costs = file.costs
-    chunks = state.chunks or 1
-    cuts = sorted({1, chunks}) if costs.same_model else chunks
-    shape: Any = "any"
-    if file.layers:
-        # The page shows what is found on the same stages.
-        shape, cuts = Placement.loop(state.ranks, chunks), chunks
-        costs = stage_costs(costs, make_layers(file.layers, costs), shape)[1]
-
-    def report(makespan: float, bound: float, found_by: str) -> None:
-        running.progress = {"best": makespan, "bound": bound, "found_by": found_by}
-
-    result = optimize(
-        ranks=state.ranks, microbatches=state.microbatches, chunks=cuts, costs=costs,
-        memory=state.memory, p2p_mode=state.mode, placement=shape,
-        time_limit=FASTER_SECONDS, workers=1, cache=False, published=False, report=report,
-        until=running.over,
-    )  # fmt: skip
-    found = File(name=OPTIMIZED, text=text_of(result.schedule, "json"))
-    return {"headline": result.headline, "file": found.model_dump(), "status": result.status}
-
-
-def _check_searched(state: PageState) -> None:
-    for row in LOWERINGS:
-        if row.on_page and not row.part_of and getattr(state, row.name) is not None:
-            raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)
-    if state.iterations is not None:
-        raise RefusedError("a search is about one iteration; leave iterations empty", "iterations")
-    size = 3 * state.ranks * state.microbatches * (state.chunks or 1)
-    if size > MAX_SEARCHED:
-        most = state.microbatches * MAX_SEARCHED // size
-        raise RefusedError(
-            f"{size:,} actions; a faster order is sought for {MAX_SEARCHED:,} at most; use "
-            "fewer microbatches",
-            "microbatches",
-            most or None,
-        )

@@ -197,7 +197,7 @@ OPTIONS = {
     "equally long.",
     "objective": '``"makespan"``, or ``"stage-time"``, the largest time from a rank\'s first to '
     "last action.",
-    "published": "Take the fixed order as published, whatever the costs.",
+    "published": "Use the published schedule, whatever the costs.",
     "in_flight": "Forwards of slices on rank 0 before its first backward.",
     "exchange": "Every slice does the mean share of the attention, which ranks exchange for it.",
 }

@@ -140,8 +140,8 @@ class _Forms:
             always.append(Obstacle(several, "for one of them"))
         by_costs = entry.orders_by_costs(SimpleNamespace(**schedule.options))
         if by_costs and schedule.made_for != costs:
-            other = "the order was made for other costs"
-            always.append(Obstacle(other, "for an order made for these"))
+            other = "the schedule was made for other costs"
+            always.append(Obstacle(other, "for a schedule made for these"))
         # A sharded head is the same on all ranks.
         plain = replace(costs, head=None) if schedule.vocabulary else costs
         foreign = [spec for spec in not_in_forms(schedule, plain) if len(spec.changes) == 1]

@@ -104,14 +104,14 @@ def zb_v() -> None:
         0  F0 F1 F2 f0 i0 w0 f1 i1 w1 F3 I0 W0 f2 i2 w2 I1 W1 f3 i3 w3 I2 W2 I3 W3
         1     F0 f0 F1 f1 i0 w0 F2 I0 W0 f2 i1 w1 F3 I1 W1 f3 i2 w2 I2 i3 I3 W2 w3 W3
 
-    That order leaks time when costs differ, and needs all of its memory. This function takes it
-    only where it is the best: it looks for an order that fits the costs of all ranks, the latency
-    of every link and the memory limit, see :mod:`debubble.listing`.
+    This published schedule wastes time when F, I and W differ, and needs all of its memory. It is
+    used only where it is the best. Otherwise the schedule is computed from the costs of all ranks,
+    the latency of every link and the memory limit, by :mod:`debubble.listing`.
 
-    When to use it: the first to try where the backward can be split and every rank can hold two
-    chunks: of all orders with two chunks and whole sequences that fit into the memory of 1f1b none
-    waits less at equal times, and memory is the same on all ranks. Embedding and head are on rank 0
-    together; a heavy head asks for another cut, or for vocab-1-v-half.
+    When to use it: try it first if the backward can be split and every rank can hold two chunks.
+    With F = I = W, no two-chunk schedule of whole sequences has a smaller bubble in the memory of
+    1f1b, and all ranks need the same memory. Rank 0 has both embedding and head; for a heavy head,
+    split the layers unevenly or use vocab-1-v-half.
 
     Parameters
     ----------
@@ -119,5 +119,5 @@ def zb_v() -> None:
         As of v-half; the default is 2p times the largest activation of a chunk. The
         smallest that works is what one microbatch leaves on both chunks of a rank.
     published
-        Take the fixed order whatever it costs: PyTorch's ``ScheduleZBVZeroBubble``.
+        Use the published schedule whatever the costs: PyTorch's ``ScheduleZBVZeroBubble``.
     """

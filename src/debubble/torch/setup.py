@@ -130,7 +130,7 @@ def compare_schedules(schedule: Schedule, ranks: Ranks) -> None:
     if other:
         where = ", ".join(f"rank {rank} on {found[rank][1]}" for rank in other[:4])
         raise ScheduleError(
-            f"{where} {'has' if len(other) == 1 else 'have'} another order than rank 0 on "
+            f"{where} {'has' if len(other) == 1 else 'have'} another sequence than rank 0 on "
             f"{found[0][1]}; give all ranks the same schedule"
         )
 

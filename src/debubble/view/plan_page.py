@@ -52,7 +52,7 @@ from debubble.view import captions
 from debubble.view.page import asset, script
 from debubble.view.timeline_data import encode
 
-VIEW_PARTS = ("plan_words", "plan_bars", "plan_chart", "plan_view")
+VIEW_PARTS = ("plan_words", "plan_tiles", "plan_bars", "plan_chart", "plan_view")
 """Modules of the view of a plan, in ``assets/plan/``."""
 
 MOST_ACTIONS = 400_000

@@ -38,6 +38,7 @@ from debubble.diagnosis.what_if import WhatIf
 from debubble.engine.timeline import Timeline, simulate
 from debubble.view.page import page
 from debubble.view.timeline_data import deflated, encode
+from debubble.view.trace_tiles import tiles
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
 
     The ``place`` of a finding is ``[timeline, rank, start, end]`` of where to see it, or None;
     ``said`` and ``notes`` are sentences, ``facts`` a name and a text each, ``machines`` a table of
-    the ranks, or None if nothing is known of them, and ``timelines`` is for the component. `path`
+    the ranks, or None if nothing is known of them, ``tiles`` four numbers to start with, and
+    ``timelines`` is for the component. `path`
     is that of the trace, for the ``next`` command.
     """
     timelines = trace_timelines(found, answers)
@@ -187,6 +189,7 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
     said += [line for one in answers for line in what_if_text(one, ONE_LINE)]
     return {
         "title": headline(found),
+        "tiles": [tile._asdict() for tile in tiles(found)],
         "said": said,
         "findings": [
             {

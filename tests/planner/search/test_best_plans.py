@@ -262,7 +262,7 @@ def test_nothing_fits() -> None:
     asked = replace(plan_request("llama-3.1-70b", "h100", 8, 16, 4096), limit=10e9)
     found = search(asked, few(asked), 3)
     assert not found.plans
-    assert list(found.left_out) == ["too large with one microbatch, in any order"]
+    assert list(found.left_out) == ["too large with one microbatch, with any schedule"]
 
 
 def test_why_not() -> None:

@@ -403,7 +403,7 @@ def test_what_is_wrong_is_said_before_the_first_step() -> None:
     assert first[4].startswith("how many microbatches has 'zb-v'? give microbatches=")
     assert first[5].startswith("'1f1b' has 3 ranks and the process group 2")
     assert "make it with iterations=1" in first[6]
-    assert "has another order than rank 0" in first[7]
+    assert "has another sequence than rank 0" in first[7]
     assert first[7] == second[7]
 
 

@@ -64,7 +64,7 @@ def plan_flags(plan: Evaluated, framework: str) -> str:
         lines = flags(from_csv(plan.case), framework).splitlines()
         kept = [f"# {CSV}: written with -o {CSV}" if EXPORT in one else one for one in lines]
         return _held_there(plan, framework) + "\n".join([*kept, ""])
-    first = f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with"
+    first = f"# {framework} has no such schedule; write it with -o {CSV} and run it on PyTorch with"
     return "\n".join([first, *ON_PYTORCH, ""])
 
 

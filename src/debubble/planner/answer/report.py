@@ -218,7 +218,7 @@ def _least(plan: Evaluated) -> list[str]:
     """Return how fast an order can be at most, where orders were searched."""
     if not plan.lower_bound:
         return []
-    return [f"no order of its stages takes less than {seconds(plan.lower_bound)}"]
+    return [f"no schedule of its stages takes less than {seconds(plan.lower_bound)}"]
 
 
 def compared(found: Answer, plan: Evaluated) -> str:

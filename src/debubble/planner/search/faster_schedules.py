@@ -46,7 +46,7 @@ def optimized(
             continue
         found.plans[found.plans.index(plan)] = replace(plan, lower_bound=least)
         if order is None:
-            report(number, "no faster order was found")
+            report(number, "no faster schedule was found")
         else:
             found.plans.append(order)
             report(number, f"{plan.step_time:.4g} s became {order.step_time:.4g} s")

@@ -1,12 +1,13 @@
 // The ranking as a table, with the notes that belong to it, and problems beside their fields.
 
 import { $, make } from "./dom.js";
+import { pick } from "./tiles.js";
 
 export function showTable({ table }) {
   if (!table) { $("numbers").replaceChildren(); $("notes").replaceChildren(); return; }
   const { times, p2p, memory } = table.conventions;
   const rows = table.rows.map(({ name, fits }, index) => make("tr", { class: name === table.best ? "best" : fits ? "" : "over" },
-    ...table.columns.map(({ cells }) => make("td", {}, cells[index]))));
+    ...table.columns.map(({ cells }, column) => make("td", {}, column ? cells[index] : make("button", { type: "button", class: "pick", title: "Show its numbers above", onclick: () => pick(name) }, cells[index])))));
   const heads = table.columns.map(({ title }) => make("th", { scope: "col" }, title));
   $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
   $("notes").replaceChildren(...[...table.notes, `times: ${times}`, `p2p: ${p2p}`, `memory: ${memory}`].map((text) => make("li", {}, text)));

@@ -5,7 +5,7 @@ import { needsOf } from "./picker.js";
 import { entryOf } from "./state.js";
 
 const DOWNLOADS = [["torch-csv", "CSV", "The order as PyTorch reads it"], ["torch-csv-comms", "CSV with transfers", "The order with sends and receives"],
-  ["json", "JSON", "The order with its placement"], ["chrome-trace", "Trace", "Times for ui.perfetto.dev"], ["html", "Page", "A page with this timeline"]];
+  ["json", "JSON", "The order with its placement"], ["chrome-trace", "Perfetto", "Its timeline, for ui.perfetto.dev"], ["html", "Page", "A page with this timeline"]];
 
 const value = (v) => {
   if (v == null) return "–";

@@ -1,4 +1,4 @@
-// A faster order for the sizes, times and memory of the page: searched by the server, shown with the others.
+// A faster schedule for the sizes, times and memory of the page: searched by the server, shown with the others.
 
 import { $, number } from "./dom.js";
 import { search } from "./server.js";
@@ -6,7 +6,10 @@ import { form } from "./state.js";
 
 let running = null;
 
-/** Start a search, or end the one that runs; the order becomes one of the opened files. */
+/** What was found is not about what is shown now. */
+export function clearNote() { if (!running) $("faster-note").textContent = ""; }
+
+/** Start a search, or end the one that runs; a schedule that is faster becomes one of the opened files. */
 export async function find(request, changed) {
   if (running) { running.stop(); return; }
   const note = $("faster-note"), button = $("faster");
@@ -18,7 +21,8 @@ export async function find(request, changed) {
     });
     button.textContent = "Cancel, keep the best";
     const { headline, file } = await running.answer;
-    note.textContent = `${file.name}: ${headline}`;
+    note.textContent = headline;
+    if (!file) return;
     form.files = [...form.files.filter((item) => item.file.name !== file.name), { file }];
     await changed();
   } catch (problem) {
@@ -27,6 +31,6 @@ export async function find(request, changed) {
     note.textContent = problem.message;
   } finally {
     running = null;
-    button.textContent = "Find a faster order";
+    button.textContent = "Find a faster schedule";
   }
 }

@@ -21,13 +21,12 @@ async function textOf(file) {
 /** Open a file; returns what it changed, or throws {message}. */
 export async function open(picked, post) {
   const file = await textOf(picked), found = await post("/api/upload", file);
-  // An order that cannot run is not taken in: what is shown stays as it is, and so do the fields.
+  // A schedule that cannot run is not taken in: what is shown stays as it is, and so do the fields.
   if (found.problems.length) return found;
-  if (found.costs) form.costs = found.costs;
+  // A trace has times, too; those of a cost file that was opened stay.
+  if (found.costs && !(found.kind === "trace" && form.costs)) form.costs = found.costs;
   if (found.schedule) {
     form.files = [...form.files.filter((item) => item.file.name !== found.schedule.name), { file: found.schedule }];
-    // A run is looked at by itself first: what was predicted above what was measured.
-    if (found.kind === "trace") form.chosen = [];
   }
   for (const [id, value] of Object.entries(found.fields)) if ($(id)) $(id).value = [value].flat().join("/");
   return found;

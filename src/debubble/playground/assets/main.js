@@ -4,12 +4,15 @@ import { $, download, make, showTab, size } from "./dom.js";
 import { clearProblems, showProblems, showTable } from "./answer.js";
 import { showCards } from "./cards.js";
 import { followNeeds, makeControls } from "./controls.js";
+import { clearNote, find } from "./faster.js";
 import { listenForDrops, open, showCosts } from "./files.js";
 import { MOST } from "./link.js";
 import { Picker } from "./picker.js";
 import { showPlot } from "./plot.js";
 import { post } from "./server.js";
-import { address, choose, defaults, form, offered, repack, request, restore } from "./state.js";
+import { address, alike, bring, choose, defaults, form, offered, repack, request, restore, snapshot } from "./state.js";
+import { showTiles } from "./tiles.js";
+import { Undo } from "./undo.js";
 
 const timeline = $("timeline");
 const BUSY = 400; // milliseconds after which a page says that it computes
@@ -27,6 +30,7 @@ function ask() {
 
 async function send() {
   const mine = ++turn, begin = performance.now();
+  undo.record(snapshot(), editing());
   const late = setTimeout(() => say("Computing…", "busy"), BUSY);
   try {
     const state = request();
@@ -53,6 +57,7 @@ async function show(state, data) {
   // After the costs: a file hides their fields, and what is wrong then stands above the timelines.
   showProblems(data.problems, use);
   showTable(data);
+  showTiles(data);
   showPlot(data);
   showCards(state, data, save);
   if (!data.timelines) { hide(true); say(data.headline, "stale"); return; }
@@ -85,6 +90,40 @@ function stale(message) {
 }
 
 const use = (field, value) => { $(field).value = value; follow(); ask(); };
+
+// ---- undo
+
+const undo = new Undo(async (state) => {
+  await bring(state);
+  clearNote();
+  follow();
+  picker.show();
+  ask();
+}, alike);
+
+/** The field that is being edited: its changes are one, until it rests. */
+function editing() {
+  const { activeElement: field } = document;
+  return field?.matches(".field input, .options input") ? field.id || field.dataset.for || field.getAttribute("aria-label") : null;
+}
+
+/** The changes of the page that is shown. */
+const changes = () => ({ schedules: undo, plan: plan?.undo, trace: trace?.undo })[document.body.dataset.tab];
+
+function followUndo() { $("undo").disabled = !changes()?.canUndo; }
+
+function listenForUndo() {
+  undo.told = followUndo;
+  $("undo").addEventListener("click", () => changes()?.undo());
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(event.key.toLowerCase())) return;
+    // A text field has an undo of its own.
+    const target = event.composedPath()[0];
+    if (target instanceof Element && target.matches("textarea, input:not([type=range], [type=checkbox], [type=radio], [type=file])")) return;
+    event.preventDefault();
+    if (event.shiftKey || event.key.toLowerCase() === "y") changes()?.redo(); else changes()?.undo();
+  });
+}
 
 // ---- the address
 
@@ -124,7 +163,7 @@ async function take(picked) {
     try {
       const { problems, schedule } = await open(file, post);
       wrong.push(...problems.map((message) => ({ message: `${schedule.name}: ${message}` })));
-    } catch (problem) { wrong.push({ message: problem.message }); }
+    } catch ({ message }) { wrong.push({ message: message.includes(file.name) ? message : `${file.name}: ${message}` }); }
   }
   follow();
   if (wrong.length) showProblems(wrong, use);
@@ -171,8 +210,9 @@ function listen() {
   $("schedules-tab").addEventListener("click", async () => { if (document.body.dataset.tab === "schedules") return; showSchedules(); if (!timeline.view) await back(""); else remember(); });
   $("plan-tab").addEventListener("click", () => showPlan());
   $("trace-tab").addEventListener("click", () => showTrace());
-  $("faster").addEventListener("click", async () => (await import("./faster.js")).find(request, changedFiles));
+  $("faster").addEventListener("click", () => find(request, changedFiles));
   $("copy").addEventListener("click", copy);
+  listenForUndo();
   timeline.addEventListener("timeline-view", remember);
   addEventListener("hashchange", () => back());
 }
@@ -195,27 +235,32 @@ let plan = null, trace = null;
 function showSchedules() {
   plan?.show(false);
   showTab("schedules");
+  followUndo();
 }
 
 /** Give dropped files to the page that is shown; a folder has traces. */
 async function drop(picked, folder) {
-  if (folder || document.body.dataset.tab === "trace") await (await showTrace()).take(picked);
+  if (folder || document.body.dataset.tab === "trace") await (await showTrace(false)).take(picked);
   else if (plan?.shown) await plan.take(picked.map(({ file }) => file));
   else await take(picked.map(({ file }) => file));
 }
 
-async function showTrace() {
+/** Without traces that were opened before there is an example, unless some are about to come. */
+async function showTrace(example = true) {
   plan?.show(false);
-  trace ??= (await import("./trace.js")).makeTrace();
+  trace ??= (await import("./trace.js")).makeTrace(followUndo);
   showTab("trace");
+  followUndo();
+  if (example) trace.begin();
   history.replaceState(null, "", "#trace");
   applyTheme();
   return trace;
 }
 
 async function showPlan(hash) {
-  plan ??= await (await import("./plan.js")).makePlan(compare);
+  plan ??= await (await import("./plan.js")).makePlan(compare, followUndo);
   plan.show(true, hash);
+  followUndo();
   applyTheme();
 }
 

@@ -1,6 +1,8 @@
 // Chosen schedules, each with its own chunks and options, and the list to choose from.
 
 import { $, make } from "./dom.js";
+import { hint } from "./hint.js";
+import { Listbox } from "./listbox.js";
 import { choose, entryOf, form, offered } from "./state.js";
 
 export const needsOf = (entry) => entry.constraints.map((c) => c.text.replaceAll("`", "")).join("; ");
@@ -15,12 +17,12 @@ function fits(entry, text) {
 export class Picker {
   constructor(changed) {
     this.changed = changed;
+    this.list = new Listbox($("schedules"), (name) => this.#toggle(name));
     $("filter").addEventListener("input", () => this.showList());
     $("filter").addEventListener("keydown", (event) => {
       if (event.key === "Escape") { $("filter").value = ""; this.showList(); }
-      if (event.key !== "Enter") return;
-      const first = $("schedules").querySelector("input");
-      if (first && $("filter").value.trim()) first.click();
+      if (event.key === "ArrowDown") { event.preventDefault(); $("schedules").focus(); }
+      if (event.key === "Enter" && this.list.items.length && $("filter").value.trim()) this.#toggle(this.list.items[0].name);
     });
   }
 
@@ -36,16 +38,17 @@ export class Picker {
 
   showList() {
     const text = $("filter").value.trim(), found = form.catalogue.filter((entry) => fits(entry, text));
-    $("schedules").replaceChildren(...found.map((entry) => {
-      const box = make("input", { type: "checkbox", name: "schedule", value: entry.name, "aria-label": entry.name, onchange: () => {
-        if (box.checked) choose(entry.name); else form.chosen = form.chosen.filter(({ name }) => name !== entry.name);
-        this.#tell();
-      } });
-      box.checked = form.chosen.some(({ name }) => name === entry.name);
+    this.list.show(found.map((entry) => {
       const needs = needsOf(entry), other = entry.aliases.length ? `\nalso: ${entry.aliases.join(", ")}` : "";
-      return make("label", { title: `${entry.title}${other}${needs ? `\nneeds ${needs}` : ""}` }, box, entry.name, make("span", { class: "year" }, String(entry.year)));
+      const title = `${entry.title}${other}${needs ? `\nneeds ${needs}` : ""}`, chosen = form.chosen.some(({ name }) => name === entry.name);
+      return { name: entry.name, title, note: String(entry.year), chosen };
     }));
-    if (!found.length) $("schedules").replaceChildren(make("p", { class: "note" }, `Nothing is called “${text}”.`));
+    $("none-found").textContent = found.length ? "" : `No schedule is called “${text}”.`;
+  }
+
+  #toggle(name) {
+    if (form.chosen.some((item) => item.name === name)) form.chosen = form.chosen.filter((item) => item.name !== name); else choose(name);
+    this.#tell();
   }
 
   showChosen() {
@@ -64,7 +67,7 @@ export class Picker {
     if (entry.chunks === null) {
       const field = make("input", { type: "number", min: "1", max: offered.limits.sizes.chunks, step: "1", placeholder: "same", "aria-label": `chunks of ${item.name}`, oninput: () => { item.chunks = field.value; this.#tell(false); } });
       field.value = item.chunks;
-      fields.unshift(make("label", { title: "Stages per rank of this schedule; empty: the value under Sizes" }, "chunks v", field));
+      fields.unshift(this.#labeled("chunks v", "Stages per rank of this schedule; empty: the value under Sizes", field));
     }
     return make("div", { class: "one" }, head, ...(fields.length ? [make("div", { class: "options" }, ...fields)] : []));
   }
@@ -85,7 +88,12 @@ export class Picker {
       field = make("input", { ...type, "aria-label": label, placeholder: String(standard ?? "auto"), oninput: () => set(field.value) });
       field.value = now;
     }
-    return make("label", { title: text }, name.replaceAll("_", " "), field);
+    return this.#labeled(name.replaceAll("_", " "), text, field);
+  }
+
+  #labeled(name, text, field) {
+    field.setAttribute("aria-description", text);
+    return make("span", { class: "option" }, make("label", { title: text }, name, field), hint(name, text));
   }
 
   #file({ file }, index) {

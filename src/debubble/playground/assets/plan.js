@@ -1,10 +1,12 @@
 // From a model and a number of GPUs to a plan: its inputs, how far the search is, and the answer.
 
 import { $, make, number, say, showTab } from "./dom.js";
+import { named } from "./hint.js";
 import { showPlan, showSearch } from "./plan_view.js";
 import { search } from "./server.js";
+import { Undo } from "./undo.js";
 
-const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16" };
+const START = {}; // values of the fields at the start: the question of the example
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Most memory of one GPU that plans may need, such as 72GB; empty: what it has, less the error of predicted peaks",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
@@ -22,17 +24,20 @@ const FROM_FILE = "";
 /** Fields that are always shown, and the first of those that are folded unless they differ from the start. */
 const FIRST = ["model", "gpu", "gpus", "batch", "sequence"], OPTIONAL = ["precision", "framework", "memory", "imbalance"];
 
-/** Make the page, once; `compare` shows a plan's schedule among others. */
-export async function makePlan(compare) {
+const EXAMPLE = "An example, planned in advance. Change it and press Plan.";
+
+/** Make the page, once; `compare` shows a plan's schedule among others, and `told` hears of changes. */
+export async function makePlan(compare, told) {
   const lists = await (await fetch("/api/planner")).json();
-  return new Planner(lists, compare);
+  return new Planner(lists, compare, told);
 }
 
 const id = (name) => `plan-${name}`;
 
 function field(name, control) {
   control.id = id(name);
-  return make("div", { class: "field", "data-field": id(name) }, make("label", { for: id(name), title: HINTS[name] ?? "" }, WORDS[name] ?? name), control);
+  if (HINTS[name]) control.setAttribute("aria-description", HINTS[name]);
+  return make("div", { class: "field", "data-field": id(name) }, named(id(name), WORDS[name] ?? name, HINTS[name] ?? ""), control);
 }
 
 const choice = (values, any) =>
@@ -44,8 +49,11 @@ const offered = (list, values) => make("datalist", { id: id(list) }, ...values.m
 const count = (placeholder = "") => make("input", { type: "number", min: "1", step: "1", placeholder });
 
 class Planner {
-  constructor(lists, compare) {
+  constructor(lists, compare, told) {
     this.compare = compare;
+    for (const [name, value] of Object.entries(lists.start)) START[name] = String(value);
+    this.undo = new Undo((state) => this.bring(state), (a, b) => a.answer === b.answer);
+    this.undo.told = told;
     this.shown = false;
     this.running = null;
     this.next = null;
@@ -67,12 +75,13 @@ class Planner {
     for (const [name, words] of Object.entries(lists.states)) START[name] = [words[0]].flat()[0];
     this.names = [...FIRST, ...OPTIONAL, ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.go = make("button", { type: "submit", class: "go" }, "Plan");
+    this.example = make("button", { type: "button", title: `${START.model} on ${START.gpus} GPUs, planned in advance`, onclick: () => this.showExample() }, "Example");
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
         make("div", { class: "own" }, make("label", { class: "upload", title: "The config.json of Hugging Face, or a YAML file; or drop it on the page" }, "Open config.json", file), text),
         field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count())),
-      make("p", { class: "go-line" }, this.go),
+      make("p", { class: "go-line" }, this.go, this.example),
       this.more = make("details", {}, make("summary", {}, "More options"),
         make("fieldset", {}, make("legend", {}, "Software and memory"),
           field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
@@ -102,7 +111,48 @@ class Planner {
     if (hash !== null) this.fill(hash);
     this.follow();
     // There is something to look at from the start.
-    if (!this.asked) this.start();
+    if (this.asked) return;
+    if (this.#link() === "" && !this.text.value && !this.measured.value) this.showExample();
+    else this.start();
+  }
+
+  /** Show the plan that comes with the package; what runs is ended. */
+  async showExample() {
+    this.#drop();
+    this.asked = "example";
+    this.fill("");
+    this.text.value = this.measured.value = "";
+    this.follow();
+    const answer = await (await fetch("/api/example-plan")).json();
+    if (this.asked === "example") this.answer(answer, EXAMPLE);
+  }
+
+  /** Show a question and its answer again. */
+  bring({ link, text, measured, name, answer, note }) {
+    this.#drop();
+    this.asked = "before";
+    this.fill(`#plan&${link}`);
+    Object.assign(this.text, { value: text });
+    Object.assign(this.measured, { value: measured });
+    this.measuredName = name;
+    this.follow();
+    this.answer(answer, note, false);
+  }
+
+  /** End a search whose answer is not wanted any more. */
+  #drop() {
+    this.next = null;
+    if (!this.running) return;
+    this.running.stop();
+    this.running.dropped = true;
+    this.go.textContent = "Plan";
+  }
+
+  /** Fields that differ from the start, as in a link. */
+  #link() {
+    const values = new URLSearchParams();
+    for (const name of this.names) { const { value } = $(id(name)); if (value !== (START[name] ?? "")) values.set(name, value); }
+    return values.toString();
   }
 
   /** Set the fields as a link says. */
@@ -120,9 +170,7 @@ class Planner {
   follow() {
     this.form.querySelector(".own").hidden = $(id("model")).value !== FROM_FILE;
     if (!this.shown) return;
-    const values = new URLSearchParams();
-    for (const name of this.names) { const { value } = $(id(name)); if (value !== (START[name] ?? "")) values.set(name, value); }
-    const text = values.toString();
+    const text = this.#link();
     history.replaceState(null, "", text ? `#plan&${text}` : "#plan");
   }
 
@@ -158,7 +206,7 @@ class Planner {
     const text = JSON.stringify(question), { running } = this;
     if (running) {
       running.stop();
-      if (running.text === text) { say(this.status, "Ending with the best so far…", "busy"); return; }
+      if (running.text === text && !running.dropped) { say(this.status, "Ending with the best so far…", "busy"); return; }
       this.next = text;
       await running.ended;
       if (this.next !== text) return;
@@ -169,18 +217,18 @@ class Planner {
     this.follower = null;
     this.result.classList.add("old");
     say(this.status, "Planning…", "busy");
-    const mine = search("/api/plan", question, (now) => { if (this.running === mine) this.tell(now); });
+    const mine = search("/api/plan", question, (now) => { if (this.running === mine && !mine.dropped) this.tell(now); });
     this.running = Object.assign(mine, { text, ended: mine.answer.then(() => {}, () => {}) });
     this.go.textContent = "Stop, keep the best";
     try {
       const answer = await mine.answer;
-      if (!this.next) this.answer(answer);
+      if (this.next === null && !mine.dropped) this.answer(answer);
     } catch (problem) {
       if (!problem.message) throw problem;
-      this.refused(problem);
+      if (!mine.dropped) this.refused(problem);
     } finally {
       if (this.running === mine) this.running = null;
-      this.go.textContent = "Plan";
+      if (!mine.dropped) this.go.textContent = "Plan";
     }
   }
 
@@ -202,8 +250,12 @@ class Planner {
     say(this.status, message, "bad");
   }
 
-  answer(answer) {
-    say(this.status, "", "");
+  /** Show an answer; `kept` is false for one that comes back. */
+  answer(answer, note = "", kept = true) {
+    if (kept) this.undo.record({ link: this.#link(), text: this.text.value, measured: this.measured.value, name: this.measuredName, answer, note });
+    for (const wrong of this.form.querySelectorAll(".wrong")) wrong.classList.remove("wrong");
+    this.follower = null;
+    say(this.status, note, note && "note");
     this.result.classList.remove("old");
     this.result.hidden = false;
     showPlan(this.result, answer, { open: (plan) => this.compare(plan.open) });

@@ -2,12 +2,12 @@
 
 const EVERY = 300; // milliseconds between looks at a search
 
-/** Send a value or bytes; return the answer, or the response with a file; throw {message, field, nearest} for a refusal. */
+/** Send a value or bytes, or ask for what is there; return the answer, or the response with a file; throw {message, field, nearest} for a refusal. */
 export async function post(path, value, isFile = false) {
   let response;
   try {
     const raw = value instanceof Blob;
-    response = await fetch(path, { method: "POST", headers: { "content-type": raw ? "application/octet-stream" : "application/json" }, body: raw ? value : JSON.stringify(value) });
+    response = value === undefined ? await fetch(path) : await fetch(path, { method: "POST", headers: { "content-type": raw ? "application/octet-stream" : "application/json" }, body: raw ? value : JSON.stringify(value) });
   } catch {
     throw { message: "The server does not answer; is debubble serve still running?" };
   }

@@ -25,6 +25,25 @@ export const entryOf = (name) => form.catalogue.find((entry) => entry.name === n
 export const basis = () => document.querySelector('input[name="basis"]:checked').value;
 export const choose = (name) => form.chosen.push({ name, chunks: "", options: {} });
 
+/** Everything that can be changed, to come back to. */
+export const snapshot = () => ({
+  chosen: structuredClone(form.chosen), files: form.files, costs: form.costs, basis: basis(),
+  values: Object.fromEntries(Object.keys(defaults()).map((id) => [id, $(id).value])),
+});
+
+const plain = ({ chosen, basis: of, values }) => JSON.stringify([chosen, of, values]);
+
+/** Return whether two snapshots look alike. */
+export const alike = (a, b) => plain(a) === plain(b) && a.costs === b.costs && a.files.length === b.files.length && a.files.every((item, k) => item === b.files[k]);
+
+/** Set everything as in a snapshot. */
+export async function bring({ chosen, files, costs, basis: of, values }) {
+  Object.assign(form, { chosen: structuredClone(chosen), files, costs });
+  for (const [id, value] of Object.entries(values)) $(id).value = value;
+  document.querySelector(`input[name="basis"][value="${of}"]`).checked = true;
+  await repack();
+}
+
 function parseTimes(id) {
   const parts = $(id).value.split(/[/,;\s]+/).filter(Boolean).map(Number);
   if (!parts.length) return null;

@@ -169,7 +169,7 @@ class RunReport:
         pairs = zip(predicted["stage_time"], measured["stage_time"], strict=True)
         rows += [(f"rank {rank}", *pair) for rank, pair in enumerate(pairs)]
         for name, expected, took in rows:
-            error = f"{took / expected - 1:+8.1%}" if expected else f"{'–':>8}"
+            error = f"{100 * (took / expected - 1):+6.1f} %" if expected else f"{'–':>8}"
             lines.append(f"{name:<11} {expected * 1e3:>10.1f} {took * 1e3:>10.1f} {error}")
         lines += [
             "",

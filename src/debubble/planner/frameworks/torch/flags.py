@@ -56,5 +56,5 @@ ON_PYTORCH = (
 
 def elsewhere(case: Case) -> list[str]:
     """Return comments on running a schedule on PyTorch that the framework lacks."""
-    first = f"# the order runs on PyTorch; {csv_command(case)} --no-torchtitan,"
+    first = f"# the schedule runs on PyTorch; {csv_command(case)} --no-torchtitan,"
     return [first, f"# then {ON_PYTORCH[0].removeprefix('# ')}", ON_PYTORCH[1]]

@@ -3,6 +3,7 @@
 import { download, make } from "./shared.js";
 import { differenceBars, memoryBars, timeBars } from "./plan_bars.js";
 import { planChart } from "./plan_chart.js";
+import { tile } from "./plan_tiles.js";
 import { degreesText, digits, errorOf, gigabytes, peakOf, seconds, share, timeParts } from "./plan_words.js";
 
 const section = (title, ...parts) => make("section", {}, make("h2", {}, title), ...parts);
@@ -23,7 +24,6 @@ export function showPlan(root, answer, { open = null } = {}) {
 /** Step time, tokens per second, MFU and peak memory of a plan. */
 function tilesOf(plan, { capacity, verdicts, gpus }) {
   const [step, unit] = timeParts(plan.step_time), peak = peakOf(plan);
-  const tile = (title, value, of, below, ...rest) => make("div", { class: "tile" }, make("h3", {}, title, ...rest), make("p", { class: "value" }, value, make("small", {}, of)), make("p", { class: "faint" }, below));
   const memory = tile("Peak memory", gigabytes(peak).replace(" GB", ""), ` of ${gigabytes(capacity)}`, `9 of 10 runs below ${gigabytes(peak + plan.memory_error)}`, make("span", { class: `chip ${plan.verdict}` }, verdicts[plan.verdict]));
   memory.append(gauge(peak, plan.memory_error, capacity));
   return [
@@ -39,7 +39,7 @@ const nameOf = (plan) => make("p", { class: "plan-name" }, make("span", { class:
 /** Show how far a search is, in `root`; returns a function that takes what it found since. */
 export function showSearch(root, answer) {
   root.classList.add("plan-answer");
-  const chart = planChart(answer), title = make("div", { class: "plan-title" }), tiles = make("div", { class: "plan-tiles" });
+  const chart = planChart(answer), title = make("div", { class: "plan-title" }), tiles = make("div", { class: "tiles" });
   root.replaceChildren(make("p", { class: "question" }, answer.question), title, tiles, section("Plans simulated so far", chart.element));
   const show = (now) => {
     const [best] = now.plans;
@@ -65,7 +65,8 @@ class PlanView {
     Object.assign(this, { answer, open });
     this.best = answer.plans.find(({ recommended }) => recommended) ?? null;
     this.chart = planChart(answer, (index) => this.pick(index));
-    for (const name of ["title", "tiles", "panel", "memory", "flags"]) this[name] = make("div", { class: `plan-${name}` });
+    for (const name of ["title", "panel", "memory", "flags"]) this[name] = make("div", { class: `plan-${name}` });
+    this.tiles = make("div", { class: "tiles" });
     this.timeline = make("debubble-timeline", { keys: true });
     if (document.documentElement.dataset.theme) this.timeline.dataset.theme = document.documentElement.dataset.theme;
     this.pipeline = section("Timeline", this.timeline);

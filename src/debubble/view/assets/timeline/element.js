@@ -8,7 +8,7 @@ const SKELETON = `
     <div class="group"><button data-do="fit" title="Fit all (0)">Fit</button><button data-do="out" title="Zoom out (S)" aria-label="Zoom out">−</button><button data-do="in" title="Zoom in (W)" aria-label="Zoom in">+</button></div>
     <div class="group layers"></div>
     <form class="group search" role="search"><input type="search" placeholder="Search: 3F7, m7, r2" aria-label="Search actions" title="Search (/)" autocomplete="off" spellcheck="false"><output></output></form>
-    <div class="group end"><button data-do="area" aria-pressed="false" title="Drag selects an area, also by touch">Area</button><details class="menu"><summary>Export</summary><div><button data-do="png">PNG of this view</button><button data-do="svg">SVG of this view</button><button data-do="pdf">PDF of this view</button><button data-do="trace">Trace (JSON)</button></div></details><button data-do="perfetto" title="Open the trace in ui.perfetto.dev, in a new tab">Perfetto</button><button data-do="help" title="Keys (?)" aria-label="Keys">?</button></div>
+    <div class="group end"><button data-do="area" aria-pressed="false" title="Drag, also by touch, to sum up an area: busy and idle time, actions by kind (X: all that is in view)">Select area</button><details class="menu"><summary>Export</summary><div><button data-do="png">PNG of this view</button><button data-do="svg">SVG of this view</button><button data-do="pdf">PDF of this view</button><button data-do="trace">Perfetto file (JSON)</button></div></details><button data-do="perfetto" title="Open this timeline in ui.perfetto.dev, in a new tab">Perfetto</button><button data-do="help" title="Keys (?)" aria-label="Keys">?</button></div>
   </div>
   <div class="overview" aria-hidden="true"><canvas></canvas><div class="window"></div></div>
   <canvas class="axis" aria-hidden="true"></canvas>
@@ -136,10 +136,10 @@ class DebubbleTimeline extends HTMLElement {
       event.stopImmediatePropagation();
     }, true);
     this.parts.root.addEventListener("focusin", this.closeMenus);
-    // The trace is that of the selection's schedule, or of the first: the menu says which.
+    // The file is that of the selection's schedule, or of the first: the menu says which.
     for (const menu of this.parts.tools.querySelectorAll("details")) menu.addEventListener("toggle", () => {
       const trace = menu.querySelector('[data-do="trace"]');
-      if (menu.open && trace && this.data) trace.textContent = `Trace of ${this.run().name} (JSON)`;
+      if (menu.open && trace && this.data) trace.textContent = `Perfetto file of ${this.run().name} (JSON)`;
     });
   }
 
@@ -262,6 +262,7 @@ class DebubbleTimeline extends HTMLElement {
         items.push(side);
       }
     }
+    parts.labels.classList.toggle("low", view.low);
     parts.labels.style.setProperty("--peaks", `${view.right - 66}px`);
     parts.labels.replaceChildren(...items);
   }
@@ -292,7 +293,7 @@ class DebubbleTimeline extends HTMLElement {
     if (this.layers.bubbles) causes.forEach((cause, index) => {
       const shares = runs.map((run) => (run.marks ? run.marks.like(index) : run.idle[index].reduce((a, b) => a + b, 0)) / (run.makespan * run.ranks || 1));
       if (shares.every((share) => share < 1e-9)) return;
-      items.push({ color: theme.causes[index][1], cause: index, text: `${looks.find(({ like }) => like === index)?.title ?? CAUSE_TITLES[cause]} ${runs.length === 1 ? percent(shares[0]) : `(${shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ")})`}` });
+      items.push({ color: theme.causes[index][1], cause: index, ...withShares(looks.find(({ like }) => like === index)?.title ?? CAUSE_TITLES[cause], runs, shares) });
     });
     if (this.layers.bubbles) items.push(...markLegend(runs, theme));
     const longest = Math.max(...runs.map((run) => run.iterations));
@@ -309,13 +310,13 @@ class DebubbleTimeline extends HTMLElement {
   }
 
   drawLegend() {
-    const chips = this.legend().map(({ color, kind, cause, hatched, text }) => {
+    const chips = this.legend().map(({ color, kind, cause, hatched, text, title }) => {
       if (!color) return make("span", {}, text);
       const swatch = make("i", cause != null ? { class: `cause c${cause}` } : hatched ? { class: "hatched" } : {});
       swatch.style.backgroundColor = cause != null ? this.theme.causes[cause][0] : hatched ? this.theme.idle : color;
       if (cause != null) swatch.style.setProperty("--tone", this.theme.causes[cause][1]);
       if (kind?.edge) swatch.style.boxShadow = `inset 0 ${kind.edge === "top" ? "" : "-"}3px ${kind.stripe}`;
-      return make("span", {}, swatch, text);
+      return make("span", { title }, swatch, text);
     });
     this.parts.legend.replaceChildren(...chips);
   }

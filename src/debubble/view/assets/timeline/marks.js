@@ -163,12 +163,21 @@ class MarkPainter {
   }
 }
 
+const FEW = 2; // runs up to which the legend has their shares
+
+/** Text of a cause with the share of every run; of many runs, the shares are shown on hover. */
+function withShares(name, runs, shares) {
+  const all = shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ");
+  if (runs.length === 1) return { text: `${name} ${percent(shares[0])}` };
+  return runs.length <= FEW ? { text: `${name} (${all})` } : { text: name, title: all };
+}
+
 /** Legend of marks that look like no cause of idle time, and of differences. */
 function markLegend(runs, theme) {
   const items = [], marked = runs.filter((run) => run.marks), differing = runs.find((run) => run.differs);
   marked[0]?.marks.looks.forEach(({ title, color, like }, k) => {
     const shares = marked.map(({ marks, makespan, ranks }) => marks.times[k] / (makespan * ranks || 1));
-    if (like == null && shares.some((share) => share >= 1e-9)) items.push({ color, text: `${title} ${marked.length === 1 ? percent(shares[0]) : `(${shares.map((share, at) => `${marked[at].name} ${percent(share)}`).join(", ")})`}` });
+    if (like == null && shares.some((share) => share >= 1e-9)) items.push({ color, ...withShares(title, marked, shares) });
   });
   if (differing) items.push({ color: theme.ink, hatched: true, text: `longer than ${differing.differs.from}` });
   return items;

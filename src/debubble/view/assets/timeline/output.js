@@ -21,7 +21,8 @@ function around(host) {
   for (const panel of view.panels) {
     const { run } = panel;
     text(view.left, top + panel.head + 16, run.name, { size: 13, bold: true });
-    text(view.left, top + panel.head + 32, host.caption(run), { fill: theme.faint });
+    if (view.low) text(view.left + 8.5 * run.name.length + 12, top + panel.head + 16, host.caption(run), { fill: theme.faint });
+    else text(view.left, top + panel.head + 32, host.caption(run), { fill: theme.faint });
     const beside = view.right > 50, edge = view.left + view.plot;
     if (beside) {
       text(edge + 50, top + panel.y - 8, "idle", { fill: theme.faint, anchor: "end" });
@@ -43,10 +44,14 @@ function around(host) {
 function legendItems(host, y, width) {
   const items = [], { left } = host.view;
   let x = left;
-  for (const { color, text } of host.legend()) {
+  for (const { color, cause, text } of host.legend()) {
     const wide = 28 + 6.4 * text.length;
     if (x > left && x + wide > width) { x = left; y += 18; }
-    if (color) items.push({ x, y: y - 9, w: 12, h: 10, fill: color });
+    if (cause != null) {
+      const [plain, tone] = host.theme.causes[cause];
+      items.push({ x, y: y - 9, w: 12, h: 10, fill: plain });
+      if (cause > 1) for (const at of [1, 5, 9]) items.push({ x: x + at, y: y - 9, w: 1.5, h: 10, fill: tone });
+    } else if (color) items.push({ x, y: y - 9, w: 12, h: 10, fill: color });
     items.push({ x: color ? x + 16 : x, y, body: text, size: 11, fill: host.theme.faint });
     x += wide;
   }

@@ -34,6 +34,8 @@ Object.assign(DebubbleTimeline.prototype, {
       view.show(middle - span / 2, middle + span / 2);
     }
     this.scrollToRank(view.panels[panel], run.rank(index));
+    // A pointer that rests somewhere does not hide what the keys select.
+    this.hovered = this.pointer = null;
     this.select({ panel, index });
   },
 

@@ -8,6 +8,9 @@ const LAYERS = {
   normalize: ["Normalize", "every schedule as wide as its own makespan", "KeyN"],
 };
 const HEADER = 42, GAP_Y = 12, LEFT = 40, RIGHT = 96;
+// Of many schedules headings are closer to their rows, so that five are seen at once.
+const MANY = 4, LOW_HEADER = 30, LOW_GAP_Y = 6;
+const LEAST_PITCH = 17, MOST_RANKS = 64; // rows of more ranks may be lower
 
 class View {
   constructor(data, layers) {
@@ -54,21 +57,29 @@ class View {
     const digits = Math.max(...runs.flatMap((run) => run.peak.map((peak) => number(peak).length)), 4);
     this.right = narrow ? 8 : Math.max(RIGHT, 66 + 6.8 * digits);
     this.plot = Math.max(20, width - this.left - this.right);
+    const low = runs.length >= MANY && !narrow, header = low ? LOW_HEADER : HEADER, gap = low ? LOW_GAP_Y : GAP_Y;
     const ranks = runs.reduce((sum, run) => sum + run.ranks, 0);
-    const target = Math.min(runs.length > 1 ? 560 : 460, Math.max(240, room - 6 - runs.length * (HEADER + GAP_Y)));
-    const share = Math.max(target / ranks, ranks <= 64 ? 20 : 0);
-    const bar = Math.max(4, Math.min(runs.length > 1 ? 24 : 28, Math.floor(0.62 * share)));
-    const memory = this.layers.memory ? Math.max(3, Math.min(14, Math.round(0.3 * share))) : 0;
-    const p2p = this.layers.p2p ? (share >= 16 ? 6 : 3) : 0;
-    const pitch = bar + (p2p ? p2p + 1 : 0) + (memory ? memory + 1 : 0) + (bar >= 10 ? 4 : bar >= 6 ? 2 : 1);
-    this.rows = { bar, memory, p2p, pitch };
+    const target = Math.min(runs.length > 1 ? 560 : 460, Math.max(240, room - 6 - runs.length * (header + gap)));
+    const least = ranks <= MOST_RANKS ? LEAST_PITCH : 0;
+    let share = Math.max(target / ranks, least);
+    this.rows = this.#rows(share);
+    while (share > least && this.rows.pitch * ranks > target) this.rows = this.#rows(share = Math.max(least, share - 0.5));
     let y = 0;
     this.panels = runs.map((run, index) => {
-      const panel = { run, index, y: y + HEADER, head: y, height: run.ranks * pitch };
-      y = panel.y + panel.height + GAP_Y;
+      const panel = { run, index, y: y + header, head: y, height: run.ranks * this.rows.pitch };
+      y = panel.y + panel.height + gap;
       return panel;
     });
-    this.height = y - GAP_Y + 6;
+    this.height = y - gap + 6;
+    this.low = low;
+  }
+
+  /** Heights of a rank's parts, from about `share` for all of them. */
+  #rows(share) {
+    const bar = Math.max(4, Math.min(this.data.runs.length > 1 ? 24 : 28, Math.floor(0.62 * share)));
+    const memory = this.layers.memory ? Math.max(3, Math.min(14, Math.round(0.3 * share))) : 0;
+    const p2p = this.layers.p2p ? (share >= 16 ? 6 : 3) : 0;
+    return { bar, memory, p2p, pitch: bar + (p2p ? p2p + 1 : 0) + (memory ? memory + 1 : 0) + (bar >= 10 ? 4 : bar >= 6 ? 2 : 1) };
   }
 
   /** x in CSS pixels of a time of a run. */
