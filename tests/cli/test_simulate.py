@@ -346,7 +346,7 @@ def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> Non
     words = ["simulate", "1f1b", "-p", 4, "-m", 8, "--costs", path, "--memory"]
     assert "memory limit 60 GB: kept by all ranks" in run(*words, "60GB").out
     assert "memory limit 59.9 GB: exceeded on rank 0" in run(*words, "59900 MB").out
-    assert "beside it all the time (weights" in run(*words, "60GB").out
+    assert "more at all times (weights" in run(*words, "60GB").out
     error = refused("simulate", "1f1b", "-p", 4, "-m", 8, "--memory", "80GB")
     assert "the costs count memory without a unit" in error
 
