@@ -9,8 +9,8 @@ pictures.py. A warning of zensical is an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -143,15 +143,12 @@ SCRIPTED = {
 def write_contracts() -> None:
     """The keys of every command's JSON, with types and examples, from what it prints."""
     lines: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "run.csv").write_text(a_run(), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("run.csv").write_text(a_run(), encoding="utf-8")
         for name, words in SCRIPTED.items():
             call = [name, *words.split(), "--json"]
-            shown = subprocess.run(
-                [sys.executable, "-m", "debubble", *call], cwd=folder, capture_output=True,
-                text=True, check=False, env=os.environ | {"XDG_CACHE_HOME": folder},
-            )  # fmt: skip
-            rows = list(keys_of(json.loads(shown.stdout)))
+            shown = CliRunner().invoke(program, call, env={"XDG_CACHE_HOME": folder}).stdout
+            rows = list(keys_of(json.loads(shown)))
             lines += [f"### {name}", "", f"`debubble {' '.join(call)}`", ""]
             lines += [*table(["key", "type", "for example"], rows), ""]
     page = PAGES / "scripts.md"
@@ -232,6 +229,7 @@ def write_index(config: dict[str, Any]) -> None:
 def line_of(title: str, path: str) -> str:
     """A page's link, and its first sentence."""
     text = (PAGES / path).read_text(encoding="utf-8")
+    text = re.sub(r"\A---\n.*?\n---\n+", "", text, flags=re.S)
     head, *rest = text.split("\n\n")
     prose = (part for part in rest if re.match(r"[\w*`]", part) and not part.startswith("```"))
     first = re.split(r"(?<=[.?])\s", " ".join(next(prose, "").split()))[0]

@@ -54,7 +54,10 @@ REPORT = {"width": 1100, "height": 900}
 
 IDLE = "() => ![...document.querySelectorAll('.busy')].some(each => each.checkVisibility())"
 """Whether nothing on a page says that it is at work."""
-HEIGHT = "() => document.querySelector('main').getBoundingClientRect().bottom"
+HEIGHT = (
+    "() => Math.max(...[...document.querySelectorAll('main')]"
+    ".map(each => each.getBoundingClientRect().bottom))"
+)
 
 
 class PictureError(Exception):
@@ -245,6 +248,8 @@ def take_screenshots(shots: Sequence[tuple[Picture, Path]]) -> bool:
 
 def look(page: Any, picture: Picture, place: Path, address: str) -> None:
     """Take the two screenshots of a picture."""
+    from PIL import Image
+
     size = PLAYGROUND if picture.link is not None else REPORT
     page.goto("about:blank")
     page.set_viewport_size(size)
@@ -255,7 +260,10 @@ def look(page: Any, picture: Picture, place: Path, address: str) -> None:
     for name, scheme in zip(picture.files, ("light", "dark"), strict=False):
         page.emulate_media(color_scheme=scheme)
         page.evaluate("() => new Promise(done => setTimeout(done, 150))")
-        page.screenshot(path=place / name, clip=size | {"x": 0, "y": 0, "height": height})
+        taken = page.screenshot(clip=size | {"x": 0, "y": 0, "height": height})
+        # Pages have few colors: a palette takes a third of the bytes.
+        image = Image.open(io.BytesIO(taken)).convert("RGB")
+        image.quantize(256, dither=Image.Dither.NONE).save(place / name, optimize=True)
 
 
 @contextmanager

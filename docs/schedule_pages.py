@@ -129,7 +129,7 @@ def interactive(entry: Entry, drawing: Timeline) -> list[str]:
     if schedule.chunks > 1:
         sizes += f", {schedule.chunks} chunks"
     images = "".join(
-        f'<img src="{name}{suffix}.svg#only-{scheme}" alt="Timeline of {name}: {sizes}">'
+        f'<img src="{name}{suffix}.svg#only-{scheme}" alt="{name}: {sizes}" loading="lazy">'
         for scheme, suffix in (("light", ""), ("dark", "-dark"))
     )
     at = f"{schedule.ranks} {schedule.microbatches} {schedule.chunks}"

@@ -238,21 +238,21 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
     if has_rule(costs, I_FREES_NOTHING) and kept != 1:
-        share = f"100 % (in {RUNTIMES[costs.runtime].title}, whatever share is given)"
+        share = f"100 % (always in {RUNTIMES[costs.runtime].title})"
     text = f"{unit}: {HELD}"
     if kept != 1:
-        text += f"; from the end of I to that of W {share} is held"
+        text += f"; {share} is held from the end of I to that of W"
     if costs.static != 0:
         held = costs.static
         shown = amount_text(held, costs) if isinstance(held, float) else "each rank's own amount"
-        text += f"; {shown} more at all times (weights, optimizer states, buffers)"
+        text += f"; plus {shown} of static memory (weights, optimizer states, buffers)"
     if costs.kv != 0:
         text += "; plus keys, values and their gradients until I or B ends"
     if not any(recompute_share(schedule).any() for schedule in schedules):
         return text
     kept = costs.recompute_kept
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
-    return f"{text}; with recompute, {share} when F starts and the rest when R starts"
+    return f"{text}; if recomputed, {share} is allocated when F starts, the rest when R starts"
 
 
 def offload_text(timeline: Timeline) -> str:
