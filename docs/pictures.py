@@ -54,7 +54,10 @@ REPORT = {"width": 1100, "height": 900}
 
 IDLE = "() => ![...document.querySelectorAll('.busy')].some(each => each.checkVisibility())"
 """Whether nothing on a page says that it is at work."""
-HEIGHT = "() => document.querySelector('main').getBoundingClientRect().bottom"
+HEIGHT = (
+    "() => Math.max(...[...document.querySelectorAll('main')]"
+    ".map(each => each.getBoundingClientRect().bottom))"
+)
 
 
 class PictureError(Exception):
