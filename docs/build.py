@@ -229,6 +229,7 @@ def write_index(config: dict[str, Any]) -> None:
 def line_of(title: str, path: str) -> str:
     """A page's link, and its first sentence."""
     text = (PAGES / path).read_text(encoding="utf-8")
+    text = re.sub(r"\A---\n.*?\n---\n+", "", text, flags=re.S)
     head, *rest = text.split("\n\n")
     prose = (part for part in rest if re.match(r"[\w*`]", part) and not part.startswith("```"))
     first = re.split(r"(?<=[.?])\s", " ".join(next(prose, "").split()))[0]

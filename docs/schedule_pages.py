@@ -129,14 +129,15 @@ def interactive(entry: Entry, drawing: Timeline) -> list[str]:
     if schedule.chunks > 1:
         sizes += f", {schedule.chunks} chunks"
     images = "".join(
-        f'<img src="{name}{suffix}.svg#only-{scheme}" alt="Timeline of {name}: {sizes}">'
+        f'<img src="{name}{suffix}.svg#only-{scheme}" alt="{name}: {sizes}" loading="lazy">'
         for scheme, suffix in (("light", ""), ("dark", "-dark"))
     )
     at = f"{schedule.ranks} {schedule.microbatches} {schedule.chunks}"
     return [
         f'<figure class="timelines" data-schedule="{name}" data-sizes="{at}">',
         images,
-        f"<figcaption><span>{sizes}; </span>F, I and W take equal times, p2p none.</figcaption>",
+        f"<figcaption><span>{sizes}. </span>"
+        "F, I and W take equal times, and transfers none.</figcaption>",
         "</figure>",
         '<script src="../site/timelines.js" defer></script>',
         "",

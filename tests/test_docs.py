@@ -159,7 +159,6 @@ def give_schedule(folder: Path) -> None:
 
 
 GIVEN = {
-    "README.md": give_trace,
     "docs/hangs.md": give_dumps,
     "skills/debubble/SKILL.md": give_both,
     "docs/plan.md": give_model,
@@ -317,6 +316,19 @@ def test_the_training_loop_runs(tmp_path: Path) -> None:
     assert "the fastest schedule found saves" in first
     assert second == ""
     assert (tmp_path / "train.json.gz").stat().st_size > 1000
+
+
+RECIPES = ("choose", "costs", "faster", "hangs", "jitter", "memory", "plan", "sweeps", "trace")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_opens_with_a_command_and_a_picture(name: str) -> None:
+    page = PAGES[f"docs/{name}.md"]
+    title, command, *_ = page.split("\n\n")
+    assert title.startswith("# ")
+    assert command.startswith(("```sh\ndebubble ", "    debubble "))
+    assert "](made/" in page.split("\n## ")[0]
+    assert "src/debubble" not in page, "readers of recipes do not read the source"
 
 
 def test_other_programs_are_known_and_shown() -> None:

@@ -326,7 +326,7 @@ def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
     path.write_text("runtime: torch\ntimes: {F: 1, I: 1, W: 1}\nmemory: {kept_for_weight: 0.5}\n")
     words = ["zb-h1", "-p", 4, "-m", 8, "--costs", path]
     from_file = " ".join(run("simulate", *words).out.split())
-    whole = "from the end of I to that of W 100 % (in PyTorch's runtime, whatever share is given)"
+    whole = "100 % (always in PyTorch's runtime) is held from the end of I to that of W"
     assert whole in from_file
     assert whole in " ".join(run("check", *words).out.split())
     assert "PyTorch" not in run("simulate", *words, "--runtime", "any").out
@@ -346,7 +346,7 @@ def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> Non
     words = ["simulate", "1f1b", "-p", 4, "-m", 8, "--costs", path, "--memory"]
     assert "memory limit 60 GB: kept by all ranks" in run(*words, "60GB").out
     assert "memory limit 59.9 GB: exceeded on rank 0" in run(*words, "59900 MB").out
-    assert "beside it all the time (weights" in run(*words, "60GB").out
+    assert "of static memory (weights" in run(*words, "60GB").out
     error = refused("simulate", "1f1b", "-p", 4, "-m", 8, "--memory", "80GB")
     assert "the costs count memory without a unit" in error
 

@@ -167,8 +167,8 @@ def test_a_prediction_longer_than_the_run_is_named(monkeypatch: pytest.MonkeyPat
     found = plain()
     assert longer_than_observed(found) == ""
     monkeypatch.setattr(Diagnosis, "plan", 1.5 * float(found.run.step_times.mean()))
-    assert longer_than_observed(found).startswith("Predicted is 50 % longer than observed (")
-    assert "Predicted is 50 % longer than observed" in report(found, 200)
+    assert longer_than_observed(found).startswith("The predicted step is 50 % longer than the")
+    assert "predicted step is 50 % longer than the observed" in report(found, 200)
 
 
 @pytest.mark.parametrize(

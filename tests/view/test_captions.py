@@ -34,7 +34,9 @@ def test_the_setting_says_what_recomputes():
         "recompute: stages 0–1, 3; R waits for the gradient, as its backward does, and counts as "
         "work"
     )
-    assert lines[-2].endswith("; recomputed: 0 % taken when F starts, the rest when R does")
+    assert lines[-2].endswith(
+        "; if recomputed, 0 % is allocated when F starts, the rest when R starts"
+    )
 
 
 def test_the_result_names_every_number():

@@ -144,7 +144,7 @@ def test_from_afar_columns_show_what_fills_most_of_them():
 
 def test_from_afar_in_color_halves_show_the_mixture():
     text = draw(run("1f1b", 2, 1000), width=60)
-    assert "which shows what fills it" in text
+    assert "actions are narrower than a column" in text
     # A third of forward above, two thirds of backward below.
     assert "\x1b[38;5;32m\x1b[48;5;131m▀▀" in text
 

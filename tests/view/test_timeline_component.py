@@ -672,6 +672,23 @@ def test_nothing_is_drawn_outside_of_a_run(visit, tmp_path):
     assert colors == [True, True, True, True, True, False]
 
 
+def test_memory_stands_below_its_actions_on_a_screen_at_150_percent(visit, pages):
+    page = visit(pages["small"], device_scale_factor=1.5)
+    columns = page.evaluate(f"""(() => {{
+      const {{ view, painter }} = {HOST}, {{ canvas, image, memory, scale }} = painter;
+      const run = view.panels[0].run, ends = [canvas.width, 0];
+      new Uint32Array(image.data.buffer).forEach((tone, at) => {{
+        const column = at % canvas.width;
+        if (tone === memory) ends.push(Math.min(ends.shift(), column), Math.max(ends.shift(), column));
+      }});
+      return [scale, ends[0], view.x(run, 0) * scale, ends[1], view.x(run, run.makespan) * scale];
+    }})()""")
+    scale, first, start, last, end = columns
+    assert scale == 1.5
+    assert first == pytest.approx(start, abs=2)
+    assert last <= end
+
+
 def test_a_hundred_thousand_actions_are_drawn_at_every_zoom(visit, pages):
     page = visit(pages["large"])
     painted = page.evaluate(f"""(() => {{

@@ -152,7 +152,7 @@ def test_without_a_rank_there_is_only_the_prediction():
     view = trace_view(found)
     assert [one["name"] for one in view["timelines"]["timelines"]] == ["predicted"]
     assert "marks" not in view["timelines"]
-    assert any("Nothing was traced of a rank" in note for note in view["notes"])
+    assert any("A rank was not traced" in note for note in view["notes"])
     assert "predicted" in trace_page(found)
 
 
@@ -163,7 +163,7 @@ def test_shares_of_idle_time_that_differ_are_explained():
                     (found.timeline.bubble_ratio, found.bubble_ratio))  # fmt: skip
     (note,) = (text for text in trace_view(found)["notes"] if text.startswith("The drawn step"))
     assert drawn != every
-    assert f"its ranks idle {drawn} of it, and {every} of all steps and copies" in note
+    assert f"its ranks are idle {drawn} of it, and {every} of all steps and copies" in note
 
 
 def test_machines_are_a_table_of_the_facts_that_differ():

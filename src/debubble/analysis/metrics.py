@@ -63,7 +63,7 @@ VOCABULARY = (
 """Descriptions of S and T, by the schedule's `vocabulary`."""
 
 
-LATE = "as late as possible: just before what waits for them, all else as soon as possible"
+LATE = "as late as possible: just before the action that waits for them; others as soon as possible"
 
 
 def conventions(timeline: Timeline) -> dict[str, str]:
@@ -129,22 +129,22 @@ def replicas_words(schedule: Schedule) -> dict[str, str]:
     if not has(schedule, SHARDING_KINDS):
         return {}
     return {
-        "replicas": "weights are gathered and gradients reduced on a stream of their own, beside "
-        "computing; the makespan contains both"
+        "replicas": "weights are gathered and gradients reduced on their own stream, in parallel "
+        "with computing; the makespan includes both"
     }
 
 
 def times_text(costs: Costs, chunks: int | None = None) -> str:
     """Return the basis of the times: per action or per rank; `chunks` are the schedule's."""
     parts = [name for name in PARTS if getattr(costs, name) is not None]
-    more = f"; {', '.join(parts)} on top, at the ends of the model" if parts else ""
+    more = f"; {', '.join(parts)} added at the ends of the model" if parts else ""
     if costs.microbatch is not None:
         given = costs.microbatch
         lengths = given.values() if isinstance(given, Mapping) else np.atleast_1d(given)
         spread = dict.fromkeys(number(length) for length in (min(lengths), max(lengths)))
         more += f"; microbatches are {' to '.join(spread)} times as long as the average one"
     if costs.frozen != 0:
-        more += "; frozen weights take no W, and no backward before the first that are trained"
+        more += "; frozen weights have no W, and stages before the first trained one no backward"
     runtime = RUNTIMES[costs.runtime]
     if runtime.rules:
         more += f"; as in {runtime.title}: {runtime.text}"
@@ -238,21 +238,21 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
     if has_rule(costs, I_FREES_NOTHING) and kept != 1:
-        share = f"100 % (in {RUNTIMES[costs.runtime].title}, whatever share is given)"
+        share = f"100 % (always in {RUNTIMES[costs.runtime].title})"
     text = f"{unit}: {HELD}"
     if kept != 1:
-        text += f"; from the end of I to that of W {share} is held"
+        text += f"; {share} is held from the end of I to that of W"
     if costs.static != 0:
         held = costs.static
         shown = amount_text(held, costs) if isinstance(held, float) else "each rank's own amount"
-        text += f"; {shown} beside it all the time (weights, optimizer states, buffers)"
+        text += f"; plus {shown} of static memory (weights, optimizer states, buffers)"
     if costs.kv != 0:
-        text += "; keys, values and their gradients beside it until I or B ends"
+        text += "; plus keys, values and their gradients until I or B ends"
     if not any(recompute_share(schedule).any() for schedule in schedules):
         return text
     kept = costs.recompute_kept
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
-    return f"{text}; recomputed: {share} taken when F starts, the rest when R does"
+    return f"{text}; if recomputed, {share} is allocated when F starts, the rest when R starts"
 
 
 def offload_text(timeline: Timeline) -> str:
@@ -263,7 +263,7 @@ def offload_text(timeline: Timeline) -> str:
     where = "the host" if all(target is None for target in targets) else "another rank"
     shared = timeline.graph.shared
     link = f"one link for {shared} ranks" if shared > 1 else "one stream per rank, both directions"
-    return f"activations go to {where} and back: {link}, beside the compute"
+    return f"activations go to {where} and back: {link}, in parallel with computing"
 
 
 def amount_text(value: Limit, costs: Costs, digits: int = 4) -> str:

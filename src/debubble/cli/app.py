@@ -18,24 +18,24 @@ from debubble.core.command import run_as
 from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = {
-    "schedules": "List schedules, or explain one of them.",
-    "simulate": "Simulate a schedule: time and memory.",
-    "draw": "Draw schedules, or the times in a trace, in a terminal or a file.",
-    "compare": "Find the fastest schedule within memory.",
-    "optimize": "Find the fastest schedule within the memory of every rank.",
-    "check": "Check that schedules run and are complete.",
-    "export": "Write files for other programs.",
-    "run": "Run a schedule on PyTorch: gradients and time.",
-    "profile": "Measure the stages of a model: time and memory.",
+    "schedules": "List schedules, or explain one.",
+    "simulate": "Simulate the time and memory of a schedule.",
+    "draw": "Draw schedules or traces, in the terminal or a file.",
+    "compare": "Compare schedules on your costs and memory.",
+    "optimize": "Search for the fastest schedule within memory.",
+    "check": "Check that schedules are complete and cannot deadlock.",
+    "export": "Export a schedule for other programs.",
+    "run": "Run a schedule on PyTorch; verify gradients and time.",
+    "profile": "Measure the time and memory of a model's stages.",
     "trace": "Find out why a run is slower than planned.",
-    "hang": "Find out which rank a job that hangs waits for.",
+    "hang": "Find out which rank a hanging job waits for.",
     "serve": "Try schedules in a browser.",
     "costs": "Check a cost file, start a new one, or list its keys.",
-    "plan": "Plan the training of a model on a number of GPUs.",
+    "plan": "Plan the training of a model on a cluster.",
     "words": "Explain the words and numbers in outputs.",
     "sweep": "Repeat a command over a grid of options.",
-    "mcp": "Answer a coding agent over standard input and output.",
-    "doctor": "Say what is installed, what works, and how fast it is.",
+    "mcp": "Serve coding agents over the Model Context Protocol.",
+    "doctor": "Report what is installed, what works, and how fast it is.",
 }
 """Commands in the order of the help, each a module of this package, with its line there."""
 
@@ -45,10 +45,10 @@ INTRODUCTION = """Generate, check, simulate, draw, compare and run pipeline-para
 
 EPILOG = """\b
 Examples:
-  debubble schedules                              what there is
-  debubble compare gpipe 1f1b zb-h1 -p 8 -m 32    which one wins
-  debubble draw 1f1b -p 4 -m 8                    what it looks like
-  debubble run 1f1b -p 4 -m 8                     whether it computes the right gradients
+  debubble schedules                              list them
+  debubble compare gpipe 1f1b zb-h1 -p 8 -m 32    find the fastest
+  debubble draw 1f1b -p 4 -m 8                    draw one
+  debubble run 1f1b -p 4 -m 8                     verify its gradients on PyTorch
   debubble serve                                  try them in a browser
 
 SCHEDULE is a registered name, a .csv or .json file, or path/file.py:function.

@@ -22,12 +22,12 @@ PROBLEMS = 1
 def check(
     schedules: ScheduleNames,
     setup: Setup,
-    makespan: Annotated[Text, takes("TIME", "Limit of the time of a step, as simulated.")] = None,
+    makespan: Annotated[Text, takes("TIME", "Limit of the simulated step time.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that schedules run and are complete.
+    """Check that schedules are complete and cannot deadlock.
 
-    Exits with 1 when there is a problem, and with 2 when a schedule cannot be read or made.
+    Exits with 1 if there is a problem, and with 2 if a schedule cannot be read or made.
     """
     inputs = setup.read()
     most = None if makespan is None else Real().read("--makespan", makespan)

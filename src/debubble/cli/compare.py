@@ -51,10 +51,10 @@ def compare(
         Text, takes("FILE", "Write the sources of the schedules: .bib.", "--bibtex", panel=OUTPUT)
     ] = None,
 ) -> None:
-    """Find the fastest schedule within memory.
+    """Compare schedules on your costs and memory.
 
-    All are simulated with the same costs and listed fastest first. With --jitter, also how often
-    each of them wins.
+    Simulates all with the same costs and lists the fastest first. With --jitter, also prints how
+    often each one wins.
     """
     inputs = setup.read()
     check_picture(output, picture, ".tex")

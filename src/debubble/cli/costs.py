@@ -32,8 +32,8 @@ def costs(
 ) -> None:
     """Check a cost file, start a new one, or list its keys.
 
-    With FILE, checks it and explains its values. With --init, writes a file that simulates as it
-    is. Without either, explains every key.
+    With FILE, checks it and explains its values. With --init, prints a commented file that --costs
+    takes as it is. Otherwise, explains every key.
     """
     if file is not None and init:
         raise ParameterError("--init writes a new file; leave FILE out, and name it with -o")

@@ -51,7 +51,7 @@ RANKS, MICROBATCHES, RUNS = 16, 2048, 5
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what is installed, what works, and how fast it is."""
+    """Report what is installed, what works, and how fast it is."""
     found = examine()
     if as_json:
         print_json(found)

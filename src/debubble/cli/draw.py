@@ -26,10 +26,10 @@ def draw(
     output: Annotated[Text, writes(".png, .svg, .pdf, .html or .txt.")] = None,
     late: Late = False,
 ) -> None:
-    """Draw schedules, or the times in a trace, in a terminal or a file.
+    """Draw schedules or traces, in the terminal or a file.
 
-    Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
-    A trace of 'debubble run' shows predicted above measured times.
+    In a file, several schedules share one time axis, and --memory is drawn as a line. A trace of
+    'debubble run' shows predicted times above measured ones.
     """
     from debubble.analysis.check import caveats
     from debubble.interchange.read_trace import is_trace_file, load_trace

@@ -83,12 +83,11 @@ def export(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write files for other programs.
+    """Export a schedule for other programs.
 
-    torch-csv has one row per rank with the order of computations and comes with the flags of
-    torchtitan and NeMo Automodel; torch-csv-comms also has sends and receives. A chrome-trace opens
-    in ui.perfetto.dev; a name that ends in .gz compresses it. megatron prints Megatron-LM's
-    arguments.
+    torch-csv has the computations of one rank per row, and prints the flags of torchtitan and NeMo
+    Automodel; torch-csv-comms adds sends and receives. A chrome-trace opens in ui.perfetto.dev,
+    compressed if its name ends in .gz. megatron prints Megatron-LM's arguments.
     """
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")

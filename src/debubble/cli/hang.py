@@ -39,11 +39,11 @@ def hang(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find out which rank a job that hangs waits for.
+    """Find out which rank a hanging job waits for.
 
-    Names the action at which it stands. Reads dumps of PyTorch's Flight Recorder, pickled or as
-    JSON, and those that debubble's runtime writes when nothing moves. The k-th message of every two
-    ranks is an action of the schedule.
+    Names the action at which it stopped. Reads dumps of PyTorch's Flight Recorder, pickled or as
+    JSON, and those of debubble's runtime. The k-th message between two ranks is matched with the
+    k-th one of the schedule.
     """
     answer_hang(path, schedule, setup, as_json)
 
@@ -71,14 +71,14 @@ def _inputs(
         if not beside.is_file():
             raise ParameterError(
                 f"which schedule ran? debubble hang {shlex.quote(path)} --schedule 1f1b -m 8, or "
-                "the .csv or .json file of it"
+                "its .csv or .json file"
             )
         return setup, str(beside)
     if is_foreign(schedule):
         return setup, schedule
     if setup["microbatches"] is None:
         raise ParameterError(
-            f"how many microbatches had '{schedule}'? messages are counted by them: debubble hang "
+            f"'{schedule}' needs its number of microbatches: debubble hang "
             f"{shlex.quote(path)} --schedule {shlex.quote(schedule)} -m 8"
         )
     if setup["ranks"] is None:

@@ -74,11 +74,11 @@ Options are those of the command line; answers are those of --json."""
 
 
 def mcp() -> None:
-    """Answer a coding agent over standard input and output.
+    """Serve coding agents over the Model Context Protocol.
 
-    A client of the Model Context Protocol starts it; its configuration is
-    {"command": "debubble", "args": ["mcp"]}. Tools are the commands schedules, simulate, compare,
-    check, optimize, plan, trace, hang, costs and export, with their options and their JSON.
+    The agent's client starts it, configured with {"command": "debubble", "args": ["mcp"]}. Its
+    tools are the commands schedules, simulate, compare, check, optimize, plan, trace, hang, costs
+    and export, with their options and JSON answers.
     """
     try:
         serving = importlib.import_module("mcp")

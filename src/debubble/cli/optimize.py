@@ -48,12 +48,12 @@ def optimize(
     as_json: AsJson = False,
     output: Annotated[Text, writes("Schedule (.json, .csv) or picture (.png, …).")] = None,
 ) -> None:
-    """Find the fastest schedule within the memory of every rank.
+    """Search for the fastest schedule within memory.
 
-    The report has a bound for any schedule, and the published ones to compare. --memory is one
+    Prints a bound that no schedule beats, and published schedules for comparison. --memory is one
     limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. --recompute is none,
-    full, stages, or free: whichever stages are best; --offload none, stages, or free. Ctrl-C ends
-    the search with the best so far.
+    full, stages (0,1,4-7), or free to choose the best stages; --offload is none, stages, or free.
+    Ctrl-C ends the search with the best schedule so far.
     """
     sweeping = setup["memory"] == SWEEP
     for row in UNREAD:

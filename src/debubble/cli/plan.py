@@ -47,11 +47,11 @@ def plan(
         switch("--explain", "Show the reasons: time, memory, timeline, rejected plans.", OUTPUT),
     ] = False,
 ) -> None:
-    """Plan the training of a model on a number of GPUs.
+    """Plan the training of a model on a cluster.
 
     Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
-    split and recompute, within the memory of every GPU; says what a step takes, where the time
-    goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
+    split and recompute, within the memory of every GPU. Prints the step time and its causes, why
+    other plans are slower, and the flags of training frameworks. Given options stay fixed.
     """
     values = _read({"model": model, **options})
     # Help and refusals start without the search.
@@ -120,8 +120,8 @@ def _more(found: Plan) -> str:
     from debubble.planner.answer.files import run_names
 
     runs = run_names(found.framework)
-    run = f"-o {runs[0]} writes what runs it, " if runs else ""
-    return f"next: {run}-o plan.html a report; --explain shows how this follows"
+    run = f"-o {runs[0]} writes the files to run, " if runs else ""
+    return f"next: {run}-o plan.html a report; --explain shows the reasons"
 
 
 def _print_best(found: Plan) -> None:

@@ -41,11 +41,10 @@ def profile(
     output: Annotated[Text, writes("Cost file to write: .yaml or .json.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the stages of a model: time and memory.
+    """Measure the time and memory of a model's stages.
 
-    They run one after the other in this process, as a pipeline would run them. Prints the times of
-    F, I, W and B, the memory they hold, and the gain of splitting the backward. The file is what
-    --costs takes everywhere.
+    Runs the stages one after the other in this process. Prints the times of F, I, W and B, the
+    memory they hold, and the gain from splitting the backward. -o writes a file for --costs.
     """
     p, v = read_whole("-p", ranks, 1, MOST), read_whole("-v", chunks, 1, MOST)
     sizes: dict[str, Any] = {"ranks": p, "chunks": v}

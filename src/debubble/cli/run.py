@@ -39,10 +39,10 @@ def run(
     model: Annotated[str, takes("MODEL", "Model: gpt-tiny, mlp or file.py:function.")] = "gpt-tiny",
     steps: Annotated[str, takes("N", "Measured steps; 0 only verifies.")] = "5",
     no_verify: Annotated[
-        bool, switch("--no-verify", "Skip the check of gradients, slow for large models.")
+        bool, switch("--no-verify", "Skip the gradient check (slow for large models).")
     ] = False,
     sleep: Annotated[
-        Text, takes("MS", "Let actions sleep their cost; MS for the shortest.")
+        Text, takes("MS", "Sleep for each action's cost; MS for the shortest.")
     ] = None,
     runtime: Annotated[
         str, takes("NAME", "Runtime: torch, debubble, or auto (torch if it can).")
@@ -63,11 +63,11 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a schedule on PyTorch: gradients and time.
+    """Run a schedule on PyTorch; verify gradients and time.
 
-    Starts one process per rank on this machine, or joins the world that torchrun started. Compares
-    loss and gradients with the model's without a pipeline, and measured with predicted times.
-    Exits with 1 when a gradient differs.
+    Starts one process per rank on this machine, or joins the processes of torchrun. Compares loss
+    and gradients with those of the model without a pipeline, and measured with predicted times.
+    Exits with 1 if a gradient differs.
     """
     require_torch()
     _start_server(runtime)

@@ -49,9 +49,9 @@ def schedules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List schedules, or explain one of them.
+    """List schedules, or explain one.
 
-    An explanation has a description, the constraints, formulas and a drawing.
+    An explanation has a description, constraints, formulas and a drawing.
     """
     if from_template is not None:
         _refuse("--from-template", NAME=name, wide=wide, bibtex=bibtex, json=as_json)
@@ -260,13 +260,13 @@ def overview(found: list[Entry], width: int | None) -> str:
         fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:4])
         rows = [[*row[:4], _cut(row[4], max(1, width - fixed))] for row in rows]
     note = (
-        "memory: activation units on the fullest rank; bubble: idle share of rank-time; both at "
-        f"p = {RANKS}, m = {MICROBATCHES} and, where there is a choice, v = {CHUNKS} chunks, or at "
-        "the nearest that works, in [brackets]; F = I = W, no latency."
+        "Memory is in activation units on the fullest rank; bubble is the idle share of rank-time. "
+        f"Both are for p = {RANKS}, m = {MICROBATCHES}, v = {CHUNKS} if there is a choice (or the "
+        "nearest that works, in [brackets]), F = I = W and free transfers."
     )
-    hint = "'debubble schedules NAME' explains and draws one"
+    hint = "'debubble schedules NAME' explains and draws a schedule"
     if width is not None:
-        hint += "; --wide lists what each needs, and where it is from"
+        hint += "; --wide adds constraints and sources"
     lines = table(rows, left=(0, 4, 6, 7, 8))
     return "\n".join([*lines, "", *wrap(note, width or PIPED), *wrap(f"{hint}.", width or PIPED)])
 

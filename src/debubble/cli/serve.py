@@ -38,9 +38,9 @@ def serve(
 ) -> None:
     """Try schedules in a browser.
 
-    A page on this computer: pick schedules, move sliders, look at timelines, numbers and the
-    trade-off between time and memory. It needs no network and ends with Ctrl-C. With --host,
-    --name or --proxy it serves others, too, and each client may ask for its share only.
+    Opens a page on this computer to choose schedules, move sliders, and see timelines, numbers and
+    the trade-off between time and memory. It needs no network; Ctrl-C ends it. With --host, --name
+    or --proxy it also serves others, with limits for each client.
     """
     try:
         import uvicorn

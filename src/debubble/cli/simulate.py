@@ -56,10 +56,10 @@ def simulate(
     late: Late = False,
     wide: Wide = False,
 ) -> None:
-    """Simulate a schedule: time and memory.
+    """Simulate the time and memory of a schedule.
 
-    Shows closed forms of the schedule next to simulated numbers; with --jitter or --slow, also
-    step times of many samples.
+    Prints simulated numbers next to the schedule's closed forms. With --jitter or --slow, also
+    prints step times of many samples.
     """
     inputs = setup.read()
     listed = actions == TERMINAL

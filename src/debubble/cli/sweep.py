@@ -51,9 +51,9 @@ def sweep(
 ) -> None:
     """Repeat a command over a grid of options.
 
-    The command is simulate, compare, optimize or plan; points run in processes here or on a
-    cluster. Results are kept as they come: whatever ends a sweep, the same command goes on from
-    there. Given a file of results, prints a summary, writes a table, or draws it.
+    Sweeps simulate, compare, optimize or plan, in processes on this machine or on a cluster.
+    Results are saved as they arrive, so the same command resumes an interrupted sweep. With a file
+    of results, prints a summary, writes a table, or draws it.
     """
     running = {"--dry-run": dry_run, "--jobs": jobs, "--backend": backend, "--address": address,
                "--extend": extend, "--retry-failed": retry_failed}  # fmt: skip

@@ -244,17 +244,17 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
         "Schedule and sizes", ("--microbatches", "-m"), example="4",
     ),
     OptionSpec(
-        "chunks", Whole(LIMITS["chunks"]), "N", "Stages per rank (schedules with a choice).",
+        "chunks", Whole(LIMITS["chunks"]), "N", "Stages per rank, if the schedule has a choice.",
         "Schedule and sizes", ("--chunks", "-v"), example="4",
     ),
     OptionSpec(
         "times", AnyText(), "TIMES",
-        "Per action: F=1,I=1,W=1,p2p=0.1; stages: F=1/1/2.",
+        "Times per action: F=1,B=2,p2p=0.1; by stage: F=1/1/2.",
         "Costs", typed_only=True, example="F=10,I=11,W=7,p2p=0.5",
     ),
     OptionSpec(
         "rank_times", AnyText(), "TIMES",
-        "Per rank, divided by the chunks; all 1 by default.",
+        "Times per rank, divided by the chunks (default: 1).",
         "Costs", typed_only=True, example="F=4,I=4,W=2,p2p=0.25", neutral="F=1,I=1,W=1",
     ),
     OptionSpec(
@@ -263,7 +263,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "runtime", Word(RUNTIMES), "NAME",
-        "Runtime's rules: any (default), torch or debubble.",
+        "Rules of a runtime: any (default), torch or debubble.",
         "Costs", typed_only=True, default="any", neutral="any",
     ),
     OptionSpec(
@@ -273,12 +273,13 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "sync", Word(SYNCS), "RULE",
-        "Optimizer wait: global, local or post-validation.", "Schedule and sizes",
+        "Optimizer steps wait: global, local, post-validation.", "Schedule and sizes",
         part_of="iterations", in_search=False,
     ),
     OptionSpec(
         "memory", MemoryLimit(), "LIMIT",
-        "Limit per rank: 8 (costs' unit), 80GB or 4/4/3/3.", "Memory", example="3", neutral="1e9",
+        "Limit per rank: 8 (unit of the costs), 80GB, 4/4/3/3.", "Memory",
+        example="3", neutral="1e9",
     ),
     OptionSpec(
         "option", AnyText(), "KEY=VALUE", "Option of the schedule (repeatable).",

@@ -69,7 +69,7 @@ def report(
     lines = [line for part in parts if part for line in (*part, "")]
     lines.append(f"next: {next_command(found, path)}")
     if not details:
-        more = "--details has the time of every rank by cause, and the sources"
+        more = "--details shows the time of every rank by cause, and the sources"
         lines += [paint(line, "faint") for line in wrap(more, width)]
     return "\n".join(lines)
 
@@ -105,16 +105,17 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     if found.name.differences:
         yield f"{NOT_QUITE} {found.name.text}: {found.name.differences[0]}"
     elif found.name.text == "custom":
-        yield "no registered schedule, nor near one"
+        yield "no registered schedule, and near none"
     times = run.step_times * 1e3
     span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
     span = span if len(times) > 1 else ""
     text = (
-        f"A step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
+        f"A step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks are idle "
         f"{rough_percent(found.bubble_ratio)} of it"
     )
     if not np.isnan(run.start).any():
-        text += f", {rough_percent(found.planned_bubble_ratio)} by the schedule at median times"
+        planned = rough_percent(found.planned_bubble_ratio)
+        text += f", {planned} due to the schedule"
     yield text
 
 
@@ -210,8 +211,8 @@ def longer_than_observed(found: Diagnosis) -> str:
     if np.isnan(found.run.start).any() or plan <= step * (1 + LONGER):
         return ""
     return (
-        f"Predicted is {100 * (plan / step - 1):.0f} % longer than observed "
-        f"({_milliseconds(plan)} ms at median times): idle time by the schedule is too large."
+        f"The predicted step is {100 * (plan / step - 1):.0f} % longer than the observed one "
+        f"({_milliseconds(plan)} ms at median times): less idle time is due to the schedule."
     )
 
 
@@ -296,18 +297,18 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     share = ""
     if slow.last_stage is not None and slow.slowest_workers is not None:
         share = (
-            f"; an ideal last stage saves {_share(slow.last_stage)} of that, ideal slowest 3 % of "
-            f"workers {_share(slow.slowest_workers)}"
+            f" (share of the last stage {_share(slow.last_stage)}, of the slowest 3 % of workers "
+            f"{_share(slow.slowest_workers)})"
         )
-    rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
+    rows = [("slowdown", f"{slow.total:.3g} times the same run without stragglers{share}")]
     mode, error = found.mode
-    fits = f"p2p mode {mode} fits best"
+    fits = f"the best p2p mode is {mode}"
     if error > NO_MODE:
-        fits = f"no p2p mode explains when actions began, {mode} is nearest"
+        fits = f"no p2p mode reproduces the start times (nearest: {mode})"
     rows.append((
         "replay",
-        f"{100 * found.replay_error:.2f} % off, a model of median times "
-        f"{100 * found.model_error:.1f} % off; {fits}"
+        f"{100 * found.replay_error:.2f} % off, or {100 * found.model_error:.1f} % with median "
+        f"times; {fits}"
     ))  # fmt: skip
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
@@ -320,12 +321,12 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("ran on", f"{counted(len(hosts), 'host')}: {shown}{more}"))
     left = [f"{count:,} × {reason}" for reason, count in found.left_out.items()]
     if left:
-        rows.append(("left out", "; ".join(left)))
+        rows.append(("skipped", "; ".join(left)))
     return rows
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.0f} %" if value >= 0.005 else "nothing"
+    return f"{100 * max(value, 0.0):.0f} %"
 
 
 def _few(texts: Sequence[str]) -> list[str]:
@@ -336,14 +337,14 @@ def _few(texts: Sequence[str]) -> list[str]:
 def _clocks(found: Diagnosis) -> str:
     clocks = found.clocks
     if not clocks.intervals:
-        return "no messages to compare them by"
+        return "no messages to compare them"
     moved = np.abs(clocks.offsets).max() * 1e3
     width = clocks.half_width * 1e3
     text = "one clock" if not moved else f"corrected by up to {number(float(moved), 3)} ms"
     if width < 0:
         text += "; messages contradict each other"
     elif np.isfinite(width):
-        text += f"; messages bound them to ± {number(width, 2)} ms (median)"
+        text += f"; messages bound their differences to ± {number(width, 2)} ms (median)"
     rates = [abs(one.rate) for one in clocks.drifts if one.low > 0 or one.high < 0]
     return text + (f"; they drift by up to {max(rates) * 1e6:.0f} µs a second" if rates else "")
 

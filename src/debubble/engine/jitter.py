@@ -275,7 +275,7 @@ JITTER_OPTIONS = (
     ),
     _option(
         "slow", AnyText(), "WHAT=FACTOR",
-        "Slow: rank2=1.2, stage3=1.2, link0-1=3, copy=1.1.", "rank1=1.5", repeated=True,
+        "Slowdowns: rank2=1.2, stage3=1.2, link0-1=3, copy=1.1.", "rank1=1.5", repeated=True,
     ),
 )  # fmt: skip
 """Variation of times, as options of a question that together make one :class:`Jitter`."""

@@ -140,7 +140,7 @@ STATE = (
                "Type of stored weights: bf16, fp8 or fp4.", "Precision and memory",
                shown="fp8 where Megatron-LM multiplies in 8 bits, else bf16"),
     OptionSpec("offload", Word(OFFLOADS), "WHAT",
-               "optimizer keeps its states on the host; or none.",
+               "optimizer: keep its states on the host; or none.",
                "Precision and memory", default="none"),
     OptionSpec("graph_pools", _POOLS, "SIZE", "Memory of CUDA-graph pools, such as 4GB.",
                "Precision and memory", default=0),

@@ -360,7 +360,7 @@ class _TextDrawing:
         items += textwrap.wrap(self.clean(note), width)
         if self.afar:
             items += textwrap.wrap(
-                "actions are thinner than a column, which shows what fills it", width
+                "actions are narrower than a column: it shows what fills most of it", width
             )
         lines: list[str] = []
         for text in items:

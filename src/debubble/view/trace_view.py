@@ -303,12 +303,12 @@ def _notes(found: Diagnosis) -> Iterable[str]:
     drawn = _is_drawn(found)
     if drawn and abs(found.timeline.bubble_ratio - found.bubble_ratio) > LEAST_APART:
         yield (
-            f"The drawn step is {_which_step(found)}: its ranks idle "
+            f"The drawn step is {_which_step(found)}: its ranks are idle "
             f"{100 * found.timeline.bubble_ratio:.1f} % of it, and "
             f"{100 * found.bubble_ratio:.1f} % of all steps and copies."
         )
     if not drawn:
-        yield "Nothing was traced of a rank: the observed step cannot be drawn."
+        yield "A rank was not traced: the observed step cannot be drawn."
 
 
 def _machines(found: Diagnosis) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ def test_the_measured_group_is_read(tmp_path: Path, name: str) -> None:
     made.assert_recovered(found, run)
     assert (found.format, found.clocks) == ("debubble", "hosts")
     assert found.hosts == ("a", "a", "b", "b")
-    assert found.left_out == {"actions of predicted times": len(run.done)}
+    assert found.left_out == {"predicted actions": len(run.done)}
 
 
 def test_halves_of_measured_pairs_begin_a_moment_apart(tmp_path: Path) -> None:

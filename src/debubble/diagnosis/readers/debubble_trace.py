@@ -46,7 +46,7 @@ _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')
 _DRAWN = re.compile(rb'"name"\s*:\s*"\d+[FIWB]\d+(?:\.\d+)?"')
 
 SIMULATED = "files with simulated times"
-PREDICTED = "actions of predicted times"
+PREDICTED = "predicted actions"
 NO_TIME = "events without numbers as pid, ts and dur"
 OPEN = "transfers without a beginning or an end"
 
@@ -141,8 +141,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "rank": "process",
             "stage": "names of events",
             "microbatch": "names of events",
-            "step": "one a file",
-            "clock": "that of rank 0's host, as the run has aligned them",
+            "step": "one per file",
+            "clock": "rank 0's host, aligned by the run",
         },
         ranks=ranks, unit=MICROSECONDS, locations=locations,
         clocks="hosts" if len(set(hosts.values())) > 1 else "one",

@@ -237,18 +237,18 @@ def finished(plan: Evaluated) -> Evaluated:
 
 
 CAUSES = {
-    "compute": "products, attention and memory-bound kernels, of an average rank",
+    "compute": "kernels of an average rank",
     "recompute": "forwards that run again",
-    "tp": "tensor-parallel communication that nothing hides",
-    "cp": "context-parallel communication that nothing hides",
-    "ep": "tokens on their way to experts and back",
-    "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
-    "host": "GPUs that wait for the host to start kernels",
-    "imbalance": "what the busiest rank does more than the average one",
-    "bubble": "what the pipeline's busiest rank waits",
-    "gradients": "summing gradients over replicas after the last backward",
-    "optimizer": "the optimizer step",
-    "weights": "gathering new weights",
+    "tp": "exposed tensor-parallel communication",
+    "cp": "exposed context-parallel communication",
+    "ep": "all-to-all of tokens and experts",
+    "dp": "weights gathered and gradients scattered layer by layer (ZeRO-2, ZeRO-3)",
+    "host": "GPUs waiting for the host to launch kernels",
+    "imbalance": "work of the busiest rank above the average",
+    "bubble": "idle time of the busiest rank",
+    "gradients": "reduction over replicas after the last backward",
+    "optimizer": "optimizer step",
+    "weights": "gathering the new weights",
 }
 """Causes of a step's seconds, each in words."""
 

@@ -13,14 +13,14 @@ from debubble.planner.search.evaluate import Evaluated
 ROUNDING = 1e-9
 """Share by which times and bytes have to differ, so that rounding decides nothing."""
 
-SLOWER = "simulated with one or more layer splits, and slower"
-TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
-IN_FLIGHT = "too large with what the schedule has in flight"
+SLOWER = "slower, simulated with one or more layer splits"
+TOO_LARGE = "too large for the memory, simulated with one or more layer splits"
+IN_FLIGHT = "too large with the microbatches that the schedule has in flight"
 NO_ROOM = "too large with one microbatch, with any schedule"
-BOUND = "cannot be faster, whatever the schedule and the layer split"
-SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, with any schedule"
+BOUND = "slower with any schedule and layer split"
+SLOW_PIPELINE = "slower with any schedule, with an even or a balanced layer split"
 NO_FEWER = "partial recompute would not apply to any stage"
-NO_ORDER = "no order of the schedule for these sizes and this memory"
+NO_ORDER = "the schedule has no order for these sizes and this memory"
 """Reasons for which candidates are left out."""
 
 

@@ -4,7 +4,7 @@ const HELP = [
   ["W S", "zoom in, out"], ["A D", "pan"], ["F", "zoom to the selection, or fit all"], ["0", "fit all"],
   [", .", "previous, next action on the rank"], ["← → ↑ ↓", "select along and across ranks"],
   ["/", "search: 3F7, F7, 3B, m7, r2"], ["B M P C N", "layers"], ["X", "summary of what is in view"], ["Esc", "clear"], ["?", "this help"],
-  ["ctrl + wheel, pinch", "zoom"], ["shift + drag or wheel", "pan"], ["drag", "summary of an area"],
+  ["ctrl + wheel, pinch", "zoom"], ["shift + drag or wheel", "pan"], ["drag", "summary of an area"], ["wheel", "scroll through the schedules"],
   ["click, tap", "details"], ["double click", "zoom to the action"],
 ];
 

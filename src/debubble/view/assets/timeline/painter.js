@@ -55,7 +55,7 @@ class Painter {
     }
     this.levels = box.memory ? this.area : null;
     this.mark = layers.critical ? Math.min(box.bar, Math.max(1, Math.round(2 * scale))) : 0;
-    this.edge = box.bar >= 12 * scale ? Math.round(3 * scale) : box.bar >= 5 ? scale : 0;
+    this.edge = box.bar >= 12 * scale ? Math.round(3 * scale) : box.bar >= 5 ? Math.round(scale) : 0;
     this.half = Math.ceil(box.bar / 2);
     this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
     this.band = run.iterations > 1 && box.bar >= 10 * scale ? Math.round(2.5 * scale) : 0;
@@ -87,10 +87,10 @@ class Painter {
     }
     if (crowd < 1 && run.stepped) this.#steps(Math.max(i, low), last, y);
     if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
-    y += box.bar + this.scale;
+    y += box.bar + Math.round(this.scale);
     if (box.p2p) {
       this.#transfers(run.transfers(rank), y);
-      y += box.p2p + this.scale;
+      y += box.p2p + Math.round(this.scale);
     }
     if (box.memory) this.#memory(y, rank);
   }
