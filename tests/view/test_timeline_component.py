@@ -679,7 +679,8 @@ def test_memory_stands_below_its_actions_on_a_screen_at_150_percent(visit, pages
       const run = view.panels[0].run, ends = [canvas.width, 0];
       new Uint32Array(image.data.buffer).forEach((tone, at) => {{
         const column = at % canvas.width;
-        if (tone === memory) ends.push(Math.min(ends.shift(), column), Math.max(ends.shift(), column));
+        if (tone !== memory) return;
+        ends.push(Math.min(ends.shift(), column), Math.max(ends.shift(), column));
       }});
       return [scale, ends[0], view.x(run, 0) * scale, ends[1], view.x(run, run.makespan) * scale];
     }})()""")
