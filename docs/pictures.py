@@ -256,7 +256,9 @@ def look(page: Any, picture: Picture, place: Path, address: str) -> None:
     source = f"{address}#{picture.link}" if picture.link is not None else ""
     page.goto(source or (place / picture.written).as_uri(), wait_until="networkidle")
     page.wait_for_function(IDLE)
-    height = min(page.evaluate(HEIGHT), size["height"])
+    height = size["height"]
+    if picture.is_page:
+        height = min(page.evaluate(HEIGHT), height)
     for name, scheme in zip(picture.files, ("light", "dark"), strict=False):
         page.emulate_media(color_scheme=scheme)
         page.evaluate("() => new Promise(done => setTimeout(done, 150))")

@@ -136,7 +136,8 @@ def interactive(entry: Entry, drawing: Timeline) -> list[str]:
     return [
         f'<figure class="timelines" data-schedule="{name}" data-sizes="{at}">',
         images,
-        f"<figcaption><span>{sizes}; </span>F, I and W take equal times, p2p none.</figcaption>",
+        f"<figcaption><span>{sizes}. </span>"
+        "F, I and W take equal times, and transfers none.</figcaption>",
         "</figure>",
         '<script src="../site/timelines.js" defer></script>',
         "",

@@ -317,6 +317,19 @@ def test_the_training_loop_runs(tmp_path: Path) -> None:
     assert (tmp_path / "train.json.gz").stat().st_size > 1000
 
 
+RECIPES = ("choose", "costs", "faster", "hangs", "jitter", "memory", "plan", "sweeps", "trace")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_opens_with_a_command_and_a_picture(name: str) -> None:
+    page = PAGES[f"docs/{name}.md"]
+    title, command, *_ = page.split("\n\n")
+    assert title.startswith("# ")
+    assert command.startswith(("```sh\ndebubble ", "    debubble "))
+    assert "](made/" in page.split("\n## ")[0]
+    assert "src/debubble" not in page, "readers of recipes do not read the source"
+
+
 def test_other_programs_are_known_and_shown() -> None:
     lines = [line for page in PAGES.values() for line in lines_of(page)]
     for program in ELSEWHERE:

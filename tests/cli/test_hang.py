@@ -55,7 +55,7 @@ def test_data_names_rank_action_and_file(run: Run, dumps: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "dumps0 --schedule 1f1b -m 8, or the .csv or .json file of it"),
+        ([], "dumps0 --schedule 1f1b -m 8, or its .csv or .json file"),
         (["--schedule", "gpipe"], "dumps0 --schedule gpipe -m 8"),
         (
             ["--schedule", "1f1b", "-m", "8", "-p", "2"],
@@ -87,7 +87,7 @@ def test_trace_refuses_what_dumps_have_no_times_for(
 
 def test_trace_names_a_command_that_works(run: Run, dumps: Path) -> None:
     told = run("trace", dumps).err
-    words = told[told.index("debubble hang") : told.index(", or the")]
+    words = told[told.index("debubble hang") : told.index(", or its")]
     assert run(*shlex.split(words)[1:]).out.startswith("Rank 2 of copy 0 (global 4) never began")
 
 

@@ -71,14 +71,14 @@ def _inputs(
         if not beside.is_file():
             raise ParameterError(
                 f"which schedule ran? debubble hang {shlex.quote(path)} --schedule 1f1b -m 8, or "
-                "the .csv or .json file of it"
+                "its .csv or .json file"
             )
         return setup, str(beside)
     if is_foreign(schedule):
         return setup, schedule
     if setup["microbatches"] is None:
         raise ParameterError(
-            f"how many microbatches had '{schedule}'? messages are counted by them: debubble hang "
+            f"'{schedule}' needs its number of microbatches: debubble hang "
             f"{shlex.quote(path)} --schedule {shlex.quote(schedule)} -m 8"
         )
     if setup["ranks"] is None:

@@ -120,8 +120,8 @@ def _more(found: Plan) -> str:
     from debubble.planner.answer.files import run_names
 
     runs = run_names(found.framework)
-    run = f"-o {runs[0]} writes what runs it, " if runs else ""
-    return f"next: {run}-o plan.html a report; --explain shows how this follows"
+    run = f"-o {runs[0]} writes the files to run, " if runs else ""
+    return f"next: {run}-o plan.html a report; --explain shows the reasons"
 
 
 def _print_best(found: Plan) -> None:

@@ -94,7 +94,7 @@ def trace(
     conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
-        raise ParameterError("-v is for --schedule; add it, or leave -v out")
+        raise ParameterError("-v needs --schedule; add it, or leave -v out")
     if details and (wanted or schedule is not None):
         raise ParameterError("--details is for the report of the run; leave --set, --schedule out")
     layers = None if costs is None else _layers(costs, schedule)
@@ -115,7 +115,7 @@ def trace(
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
         needs |= {"--schedule": schedule}
-        _refuse(needs, "points in time", f"{observed.format} has sums alone")
+        _refuse(needs, "points in time", f"{observed.format} has only sums")
         _costs_only(observed, costs_out, as_json)
         return
     found = diagnose(observed)
@@ -167,7 +167,7 @@ def _source(path: str | None, *, example: bool) -> tuple[str, str]:
 def _layers(path: str, schedule: str | None) -> Layers:
     """Return the layers of a cost file."""
     if schedule is None:
-        raise ParameterError("--costs is for --schedule; add it, or leave --costs out")
+        raise ParameterError("--costs needs --schedule; add it, or leave --costs out")
     file = load_costs(path)
     if not file.layers:
         raise ParameterError(
@@ -205,9 +205,7 @@ def _conditions(texts: list[str], path: str | None) -> tuple[list[Condition], Ba
     if path is None:
         return conditions, None
     if not any(one.more for one in conditions):
-        raise ParameterError(
-            '--baseline is what a + in --fail-if is more than; add --fail-if "bubble>+3%"'
-        )
+        raise ParameterError('--baseline needs a condition with a +; add --fail-if "bubble>+3%"')
     return conditions, Baseline.read(path)
 
 

@@ -41,8 +41,8 @@ def report(observed: Observed, width: int) -> str:
     """Return a report of the costs, in lines of a given width."""
     assert observed.costs is not None
     lines = wrap(
-        f"{observed.format}: sums of times on {observed.ranks} ranks, which say what actions cost "
-        "and not when they ran: no causes and no gains", width,
+        f"{observed.format}: sums of times on {observed.ranks} ranks, without the times of single "
+        "actions: costs, but no causes and gains", width,
     )  # fmt: skip
     lines.append("")
     rows = []
@@ -54,5 +54,5 @@ def report(observed: Observed, width: int) -> str:
             rows.append((kind, observed.costs.time_unit, f"{text}: by stage, per microbatch"))
     rows += [("read as", "", ", ".join(f"{k}: {v}" for k, v in observed.taken_for.items()))]
     left = "; ".join(f"{count:,} × {reason}" for reason, count in observed.left_out.items())
-    rows += [("left out", "", left)] if left else []
+    rows += [("skipped", "", left)] if left else []
     return "\n".join([*lines, *definitions(rows, width)])

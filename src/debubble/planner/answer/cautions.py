@@ -14,7 +14,7 @@ def cautions(plan: Evaluated) -> list[str]:
     request, found = plan.request, []
     name = request.fixed.framework
     if name is not None and (left := find_framework(name).leaves_out(request.model)):
-        found.append(f"the file to run does not describe all of the model: {', '.join(left)}")
+        found.append(f"the file to run lacks parts of the model: {', '.join(left)}")
     traps = shape_traps(request.model, plan.candidate.degrees.tp)
     return [*traps, *_memory_warnings(plan), *found]
 
@@ -33,8 +33,8 @@ def _memory_warnings(plan: Evaluated) -> list[str]:
     return [
         *found,
         f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
-        f"{gigabytes(request.capacity)}; {100 * chance:.0f} % of such runs are short of "
-        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends",
+        f"{gigabytes(request.capacity)}; {100 * chance:.0f} % of such runs lack memory: they end, "
+        f"or PyTorch's allocator adds up to {seconds(more)} to a step",
     ]
 
 
@@ -50,6 +50,6 @@ def too_fast(plan: Evaluated) -> list[str]:
         return []
     return [
         f"an MFU of {percent(mfu)} is more than the {percent(best)} that the best matrix product "
-        f"on {gpu.name} is known to reach; check the measurement: batch, sequence, GPUs, and "
-        "whether the time is of a whole step"
+        f"on {gpu.name} is known to reach; check batch, sequence and GPUs of the measurement, and "
+        "that its time is that of a whole step"
     ]

@@ -218,7 +218,7 @@ def _least(plan: Evaluated) -> list[str]:
     """Return how fast an order can be at most, where orders were searched."""
     if not plan.lower_bound:
         return []
-    return [f"no schedule of its stages takes less than {seconds(plan.lower_bound)}"]
+    return [f"no schedule of its stages is faster than {seconds(plan.lower_bound)}"]
 
 
 def compared(found: Answer, plan: Evaluated) -> str:
@@ -309,10 +309,10 @@ def nothing(found: Answer) -> str:
         )
     else:
         names = ", ".join(held).replace("_", " ").replace("schedules", "schedule")
-        split = f"as {names} are held" if held else "however they are split"
+        split = f"with {names} fixed" if held else "in any split"
         text += f": the model's states and one microbatch are larger, {split}"
     if found.larger is None:
-        loosen = "leave some of what is held open, " if held else ""
+        loosen = "fix fewer options, " if held else ""
         return f"{text}; {loosen}take GPUs with more memory, or a shorter sequence"
     gpus = found.larger.candidate.degrees.gpus
     return f"{text}; {gpus:,} GPUs are enough: {short(found.larger)}"
