@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import zlib
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
 from debubble.view.colors import rgb, shade
 from debubble.view.files import save
-from debubble.view.page import cell
+from debubble.view.page import asset, cell
 from tests.view.timelines import run
 
 HOST = "document.querySelector('debubble-timeline')"
