@@ -410,6 +410,9 @@ def test_the_view_becomes_svg_without_a_picture_inside(visit, pages, tmp_path, n
         assert texts.count("3") >= 20
         # Idle time keeps its pattern, as lines.
         assert [node for node in root.iter(f"{SVG}path") if node.get("stroke")]
+        # So it does in the legend, as stripes.
+        tone = page.evaluate(f"{HOST}.theme.causes[2][1]")
+        assert [node for node in root.iter(f"{SVG}path") if node.get("fill") == tone]
 
 
 def test_shapes_of_the_svg_are_where_actions_are(visit, pages, tmp_path):
