@@ -19,6 +19,7 @@ import typer
 import debubble as db
 from debubble.cli.app import COMMANDS
 from tests.missing import missing
+from tests.patience import patience
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "site"
@@ -54,7 +55,7 @@ def site() -> dict[Path, Page]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         build = importlib.import_module("build")
-        run = partial(subprocess.run, capture_output=True, text=True, timeout=600)
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=patience(600))
         said: list[subprocess.CompletedProcess[str]] = []
         patch.setattr(subprocess, "run", lambda *a, **k: said.append(run(*a, **k)) or said[-1])
         patch.setattr(build, "save", saving(build.save))

@@ -27,6 +27,7 @@ from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_debubble_trace import save
 from tests.diagnosis.readers.test_hostile import damaged
 from tests.diagnosis.readers.test_megatron_timers import log
+from tests.patience import patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("readers_processes")]
 
@@ -303,6 +304,10 @@ def late():
 threading.Thread(target=late).start()
 """)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1f1b\n", "")

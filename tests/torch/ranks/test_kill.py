@@ -24,8 +24,8 @@ from tests.torch.loop import mlp, vectors
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-PATIENCE = 20.0
-"""Seconds in which every process of a session has to be gone."""
+SOON = 20.0
+"""Seconds in which every process of a session has to be gone, on a quiet machine."""
 
 
 def in_session(session: int) -> list[int]:
@@ -44,7 +44,7 @@ def in_session(session: int) -> list[int]:
 
 def gone(session: int) -> bool:
     """Whether all processes of a session end; those that do not are ended here."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience(SOON)
     while time.monotonic() < end:
         left = in_session(session)
         if not left:
