@@ -23,6 +23,7 @@ from debubble.diagnosis.observed import Columns, Observed
 from debubble.diagnosis.readers import folder, pool
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
+from tests.conftest import EXPLORES
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_debubble_trace import save
 from tests.diagnosis.readers.test_hostile import damaged
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("readers_processes"
 
 RUN = made.run("1f1b", ranks=4, microbatches=6, steps=3)
 LONG = made.run("1f1b", ranks=8, microbatches=32, steps=100)
-CASES = 6
+CASES = 6 if EXPLORES else 3
 
 
 def split(write: Callable[[made.MadeRun, Path], None], pattern: str) -> Callable[[Path], None]:
