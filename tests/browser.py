@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.missing import missing
+from tests.patience import patience
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = [
@@ -30,8 +31,8 @@ LOOKS = {
 }  # fmt: skip
 """How pages are looked at unless a test says otherwise."""
 
-PATIENCE = 90_000
-"""Milliseconds that pages may take; machines that are busy take long, which is no failure."""
+LIMIT = 90.0
+"""Seconds that pages may take on a quiet machine."""
 
 
 class Running:
@@ -86,7 +87,7 @@ class Watched:
 
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(**options)
-        self.context.set_default_timeout(PATIENCE)
+        self.context.set_default_timeout(1e3 * patience(LIMIT))
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []

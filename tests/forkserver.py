@@ -7,7 +7,10 @@ process, which is started with the first of its processes.
 from __future__ import annotations
 
 import multiprocessing
+import pkgutil
 from typing import Any
+
+import debubble.schedules as families
 
 forked: Any = multiprocessing.get_context("forkserver")
 """Begins processes; tests of modules that name it run on one worker, with one server."""
@@ -15,6 +18,7 @@ forked: Any = multiprocessing.get_context("forkserver")
 LOADED = [
     "pytest", "debubble.cli.app", "debubble.cli.run", "debubble.torch.run.run",
     "debubble.torch.pytorch.engine", "tests.torch.loop",
+    *(module.name for module in pkgutil.iter_modules(families.__path__, "debubble.schedules.")),
 ]  # fmt: skip
 
 forked.set_forkserver_preload(LOADED)

@@ -27,6 +27,7 @@ from debubble.cli.app import COMMANDS
 from debubble.cli.schedules import overview
 from debubble.interchange.cost_model import DESCRIBED, key_reference
 from tests.missing import missing
+from tests.patience import patience
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "site"
@@ -70,7 +71,7 @@ def site() -> dict[Path, Page]:
         patch.syspath_prepend(ROOT / "docs")
         build = importlib.import_module("build")
         schedule_pages = importlib.import_module("schedule_pages")
-        run = partial(subprocess.run, capture_output=True, text=True, timeout=600)
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=patience(600))
         said: list[subprocess.CompletedProcess[str]] = []
         noted = SimpleNamespace(run=lambda *a, **k: said.append(run(*a, **k)) or said[-1])
         patch.setattr(build, "subprocess", noted)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from debubble.planner.cost.published_efficiencies import shipped_factors
+from tests.patience import patience
 from tests.planner.rows import ROW
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "planner_truth.py"
@@ -24,7 +25,7 @@ def test_the_page_is_written_from_rows(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
         writer.writerows(rows)
-    subprocess.run([sys.executable, SCRIPT, path, "-o", out], check=True, timeout=60)
+    subprocess.run([sys.executable, SCRIPT, path, "-o", out], check=True, timeout=patience(60))
     text = out.read_text()
     assert "| NVIDIA's containers, dense, pipelined | 4 |" in text
     assert "1 of 6 rows are left out" in text

@@ -125,6 +125,7 @@ def test_options_that_no_picture_has_are_refused(
     assert refused("draw", "1f1b", "-p", "2", "-m", "4", *words).startswith(message)
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
     run: Run, refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import debubble as db
 from tests.interchange.test_layouts import layers_in
+from tests.patience import patience
 
 Run = Callable[..., Any]
 SMALL = ["optimize", "-p", 2, "-m", 4, "-v", 2, "--no-cache"]
@@ -208,7 +209,7 @@ def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> 
         while b"  best " not in err:
             err += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=patience(300))
         # What is left ends with an error: nobody has the other end any more.
         with contextlib.suppress(OSError):
             while part := os.read(ours, 4096):

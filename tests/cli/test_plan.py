@@ -86,6 +86,7 @@ def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     assert "-o plan." in out
 
 
+@pytest.mark.slow
 def test_what_it_follows_from_is_shown_when_asked_for(run: Run) -> None:
     held = (*SMALL, "--pp", 2, "--tp", 1, "--schedule", "1f1b", "--top", 1)
     plain = run(*held).out
@@ -177,6 +178,7 @@ def test_a_plan_becomes_a_schedule_of_any_number_of_stages(run: Run, tmp_path: P
     assert run(*words, "--json").data["makespan"] <= rows["1f1b"]["makespan"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_written_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
     assert after["step_time_error"] < slow * 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "begin"),
     [("plan.sh", "#!/bin/bash"), ("bridge.py", "# llama-3.1-8b"), ("costs.yaml", "name: ")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -171,6 +172,12 @@ def ranks_of(pid: int) -> list[Path]:
     return []
 
 
+def leaves_interrupts(process: Path) -> bool:
+    """Whether a process ignores Ctrl-C."""
+    (ignored,) = re.findall(r"SigIgn:\s*(\w+)", (process / "status").read_text())
+    return bool(int(ignored, 16) & 1 << signal.SIGINT - 1)
+
+
 class InFork:
     """The command in a process that has loaded PyTorch, which takes seconds."""
 
@@ -219,7 +226,9 @@ def test_no_process_outlives_the_command(
         time.sleep(0.05)
     assert len(found) == 3
     found += children(process.pid)
-    time.sleep(patience(1))  # until ranks leave interrupts to the command
+    while not all(map(leaves_interrupts, found[:3])):
+        assert time.monotonic() < end
+        time.sleep(0.05)
     process.send_signal(how)
     _, err = process.communicate()
     if how == signal.SIGINT:

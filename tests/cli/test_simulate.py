@@ -174,6 +174,7 @@ def test_transfers_and_replicas_become_actions(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_recomputes_apply_to_files_and_look_at_mode_and_limit(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     db.make("interleaved-1f1b", ranks=8, microbatches=16).save(path)

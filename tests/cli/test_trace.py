@@ -87,6 +87,7 @@ def test_details_have_the_account_and_the_sources(run: Run, slow: Path) -> None:
     assert "--details" not in result.out
 
 
+@pytest.mark.slow
 def test_the_next_command_is_one_to_type(run: Run, slow: Path) -> None:
     told = run("trace", slow).out.splitlines()
     (command,) = (line for line in told if line.startswith("next: debubble "))

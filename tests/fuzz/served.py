@@ -12,11 +12,12 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits
+from tests.patience import patience
 
 REFUSALS = (400, 403, 404, 405, 408, 410, 413, 415, 421, 422, 429, 503)
 CLIENTS = (f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}" for n in count())
 """Addresses that requests come from: what one client may ask for is limited."""
-PATIENCE = 100.0
+LIMIT = 100.0
 """Seconds that an answer may take: more than any limit of the server."""
 
 
@@ -97,7 +98,7 @@ def _checked(status: int, content: bytes, route: str) -> Any:
 def _searched(loop: asyncio.AbstractEventLoop, app: Any, name: str) -> Any:
     """The answer of a search, which is asked to end after a look or two."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience(LIMIT)
     looks = 0
     while time.monotonic() < end:
         body = json.dumps({"search": name, "stop": looks > 20}).encode()

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience
+
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Any]:
@@ -58,5 +60,5 @@ def server() -> Iterator[str]:
     assert line.startswith("debubble: playground at http://127.0.0.1:"), line
     yield line.split()[3]
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=120)
+    _, rest = process.communicate(timeout=patience(120))
     assert (process.returncode, rest) == (0, "")

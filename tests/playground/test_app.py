@@ -17,6 +17,7 @@ from debubble.playground import limits
 from debubble.playground.app import Cache
 from debubble.schedules import registry
 from tests.pairs import each_family_and
+from tests.patience import patience
 
 STATE = {
     "schedules": [{"name": "1f1b"}, {"name": "zb-h1"}],
@@ -565,15 +566,15 @@ def test_connections_that_send_nothing_are_closed(monkeypatch):
         while not server.started:
             time.sleep(0.02)
         for opening in (b"", b"GET / HTTP/1.1\r\nHost: local"):
-            with socket.create_connection(listener.getsockname(), timeout=20) as client:
+            with socket.create_connection(listener.getsockname(), timeout=patience(20)) as client:
                 client.sendall(opening)
                 assert client.recv(100) == b""
-        with socket.create_connection(listener.getsockname(), timeout=20) as client:
+        with socket.create_connection(listener.getsockname(), timeout=patience(20)) as client:
             client.sendall(b"GET /dom.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert client.recv(100).startswith(b"HTTP/1.1 200")
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=patience(20))
 
 
 def test_requests_share_the_memory_there_is(monkeypatch, ask):

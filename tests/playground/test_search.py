@@ -195,6 +195,7 @@ def test_models_without_end_are_refused(ask):
     assert "10,000 layers; the limit is 512" in refused(ask, own)[0]
 
 
+@pytest.mark.slow
 def test_orders_with_too_many_actions_are_left_out_and_counted(ask, monkeypatch):
     monkeypatch.setattr(limits, "MAX_ACTIONS", 10)
     assert any("too many here" in why for why in found(ask, QUESTION)["left_out"])

@@ -127,6 +127,7 @@ def test_a_plan_is_the_best_of_the_search() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_models_and_gpus_come_from_files_beside_the_spec(tmp_path: Path) -> None:
     (tmp_path / "slow.yaml").write_text("{base: h100, bandwidth: 1e12}\n", encoding="utf-8")
     (row,) = rows_of("plan", {**PLAN, "gpu": "slow.yaml"}, tmp_path)

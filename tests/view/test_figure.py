@@ -684,6 +684,7 @@ def test_labels_stand_in_place_of_names():
         figure([run("gpipe", 2, 2)], label={"gpip": "x"})
 
 
+@pytest.mark.slow
 def test_numbers_are_in_all_panels_or_in_none():
     wide, narrow = (
         written(figure([run("1f1b", 4, 8), run("interleaved-1f1b", 4, 8)], width=width))

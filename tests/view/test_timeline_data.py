@@ -126,6 +126,7 @@ def test_a_queue_for_a_channel_is_kept():
     np.testing.assert_allclose(queued[:4], [0, 0.9, 1.8, 2.7], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_many_actions_take_few_bytes():
     rng = np.random.default_rng(0)
     costs = db.Costs(F=rng.uniform(1, 2, 8), I=rng.uniform(1, 2, 8), W=rng.uniform(1, 2, 8),

@@ -16,12 +16,15 @@ from debubble.core.kinds import COMPUTE_KINDS, KINDS, Kind, Stream
 from debubble.core.waits import waits_for
 from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
+from debubble.schedules.registry import find
 from debubble.view import page as pages
 from debubble.view.colors import COLOR, PALETTES, STACKED, Palette, contrast, text_color
 from debubble.view.files import save
 from debubble.view.timeline_data import encode
 from tests.browser import Pages
-from tests.strategies import ENTRIES
+from tests.conftest import EXPLORES
+from tests.pairs import sorts
+from tests.small import smallest
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
 HOST = "document.querySelector('debubble-timeline')"
@@ -41,7 +44,7 @@ def simulated(schedule, costs=COSTS):
 
 
 def family(name, **options):
-    return simulated(db.make(name, ranks=4, microbatches=12, **options))
+    return simulated(smallest(find(name), **options))
 
 
 def lowered(name, costs=COSTS, **options):
@@ -49,7 +52,10 @@ def lowered(name, costs=COSTS, **options):
 
 
 CASES = {
-    **{entry.name: lambda entry=entry: family(entry.name) for entry in ENTRIES},
+    **{entry.name: lambda entry=entry: family(entry.name)
+       for of_sort in sorts().values() for entry in of_sort[: None if EXPLORES else 1]},
+    "1f1b": lambda: family("1f1b"),
+    "seq1f1b": lambda: simulated(db.make("seq1f1b", ranks=4, microbatches=12)),
     "steps-global": lambda: family("1f1b", iterations=3, sync="global"),
     "steps-local": lambda: family("1f1b", iterations=3, sync="local"),
     "steps-post-validation": lambda: family("1f1b", iterations=3, sync="post-validation"),

@@ -23,16 +23,18 @@ from debubble.diagnosis.observed import Columns, Observed
 from debubble.diagnosis.readers import folder, pool
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
+from tests.conftest import EXPLORES
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_debubble_trace import save
 from tests.diagnosis.readers.test_hostile import damaged
 from tests.diagnosis.readers.test_megatron_timers import log
+from tests.patience import patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("readers_processes")]
 
 RUN = made.run("1f1b", ranks=4, microbatches=6, steps=3)
 LONG = made.run("1f1b", ranks=8, microbatches=32, steps=100)
-CASES = 6
+CASES = 6 if EXPLORES else 3
 
 
 def split(write: Callable[[made.MadeRun, Path], None], pattern: str) -> Callable[[Path], None]:
@@ -303,6 +305,10 @@ def late():
 threading.Thread(target=late).start()
 """)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1f1b\n", "")

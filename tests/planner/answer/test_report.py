@@ -14,6 +14,8 @@ from debubble.planner.answer.report import compared, faster, leaner, plan_line, 
 from debubble.planner.answer.words import seconds, three_digits, with_error
 from debubble.planner.search.evaluate import tied
 
+pytestmark = pytest.mark.slow  # a search
+
 WIDTH = 100
 LINES = 24
 """Most lines of an answer without --why and warnings."""

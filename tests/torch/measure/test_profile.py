@@ -97,6 +97,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.slow
 def test_times_are_those_that_stages_take(clock: Clock) -> None:
     takes = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
     stages = [Sleeping(clock, *times) for times in takes]

@@ -18,14 +18,15 @@ import torch
 from torch.nn import functional
 
 import debubble.torch as dt
+from tests.conftest import EXPLORES
 from tests.forkserver import forked, serve
 from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-PATIENCE = 20.0
-"""Seconds in which every process of a session has to be gone."""
+SOON = 20.0
+"""Seconds in which every process of a session has to be gone, on a quiet machine."""
 
 
 def in_session(session: int) -> list[int]:
@@ -44,7 +45,7 @@ def in_session(session: int) -> list[int]:
 
 def gone(session: int) -> bool:
     """Whether all processes of a session end; those that do not are ended here."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience(SOON)
     while time.monotonic() < end:
         left = in_session(session)
         if not left:
@@ -71,6 +72,10 @@ RUN = ["run", "zb-v", "-p", "2", "-m", "4", "--steps", "2", "--model", "mlp", "-
        "run.json.gz", "--costs-out", "costs.yaml"]  # fmt: skip
 
 
+TRIES = 4 if EXPLORES else 2
+"""Runs that are killed: each of them loads PyTorch."""
+
+
 def begun(folder: Path) -> Any:
     process = forked.Process(target=command, args=(RUN, str(folder)))
     process.start()
@@ -88,7 +93,7 @@ def test_run(tmp_path: Path) -> None:
     assert trace.exists()
     chance = random.Random("run")
     tries = hits = 0
-    while tries < 4 or (not hits and tries < 40):
+    while tries < TRIES or (not hits and tries < 40):
         trace.unlink(missing_ok=True)
         costs.unlink(missing_ok=True)
         process = begun(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from debubble.torch.ranks import watch
 from debubble.torch.ranks.watch import StoreWatch
+from tests.patience import patience
 
 
 class Slow:
@@ -29,6 +30,6 @@ def test_a_call_of_the_store_is_over_when_watching_is(monkeypatch: Any) -> None:
     monkeypatch.setattr(watch, "PERIOD", 0.01)
     store = Slow()
     watched = StoreWatch(0, 2, store, 10, lambda *_: "")
-    assert store.called.wait(10)
+    assert store.called.wait(patience(10))
     watched.stop()
     assert not any(thread.name == "debubble-watch" for thread in threading.enumerate())

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
@@ -77,9 +78,16 @@ def failure(
 
 
 @pytest.mark.parametrize("runtime", ["debubble", "torch"])
-def test_a_rank_that_is_killed(runtime: str) -> None:
+def test_a_rank_that_is_killed(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def die() -> None:
-        time.sleep(patience(0.2))  # until the others wait
+        (path,) = tmp_path.glob("debubble-*/progress")
+        states = ProgressTable(SCHEDULE.ranks, str(path)).rows[:, ProgressTable.STATE]
+        while runtime == "debubble" and (states[2:] != RankState.WAITING).any():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
     message = failure(die, runtime=runtime)
