@@ -49,6 +49,7 @@ CASES: dict[str, Callable[[], object]] = {
     "copies and transfers": _swept("1f1b", "overlapped", add_transfers, **OFFLOADED),
     "groups and transfers": _swept("dualpipe", "overlapped", add_transfers),
     "groups": _swept("dualpipe", "overlapped"),
+    "steps": _swept("1f1b", "overlapped", iterations=2),
     "work": _swept("zb-v", "overlapped"),
 }
 """What takes seconds to compile, in an order in which two workers compile nothing twice."""

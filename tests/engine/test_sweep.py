@@ -109,17 +109,17 @@ def test_more_costs_than_16_bits_can_name(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["work", "steps", "groups"])
 def test_large_helpers_are_compiled_for_one_type_of_each_argument(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Numba compiles a helper once more for a shorter integer, and for a constant."""
+    schedule = db.make("dualpipe", ranks=2, microbatches=4, iterations=2)
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(
         sweep, "run",
         lambda _work, *args, **_types: (calls.append(args), sweep.interpret(*args)),
     )  # fmt: skip
-    compile_programs(CASES[name](), "overlapped")
+    compile_programs(schedule, "overlapped")
     helpers: dict[Any, Any] = {}
     function = numba.njit(_nrt=False)(jit._linked(sweep.py_func, helpers, _nrt=False))
     function.compile(tuple(map(function.typeof_pyval, calls[0])))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.engine.background import compile_in_background, is_allowed
+from debubble.engine.kernel_files import add_one_by_one
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,6 +115,7 @@ class Kernel(Generic[R]):
             options |= {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
             try:
                 self._compiled = numba.njit(**options)(function)
+                add_one_by_one(self._compiled)
             except RuntimeError:  # there is nowhere to write it to
                 self._is_kept = False
                 self._compiled = numba.njit(**options | {"cache": False})(function)

@@ -7,7 +7,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ Times: TypeAlias = str | Sequence[float] | NDArray[Any]
 _PROBABILITIES = (np.arange(ENTRIES) + 0.5) / ENTRIES
 
 
+@cache
 def _standard_normal() -> Floats:
     from statistics import NormalDist
 

@@ -255,6 +255,9 @@ class Problem(Workload):
         With blocking transfers an order that runs otherwise can be a deadlock.
         """
         try:
+            if has(schedule, COPY_KINDS):
+                timeline = self.timeline(schedule)
+                return timeline.makespan if self._holds(timeline) else float("inf")
             return self.timeline(schedule).makespan if self.fits(schedule) else float("inf")
         except DebubbleError:
             return float("inf")
@@ -265,8 +268,12 @@ class Problem(Workload):
         If activations leave their ranks, the times of copies decide.
         """
         if has(schedule, COPY_KINDS):
-            return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))
+            return self._holds(self.timeline(schedule))
         return bool(np.all(measure_memory(schedule, self.table).peak <= self.limits_with_slack))
+
+    def _holds(self, timeline: Timeline) -> bool:
+        """Return whether the memory of every rank is enough in a simulation."""
+        return bool(np.all(timeline.peak_activation <= self.limits_with_slack))
 
 
 def without_recomputes(programs: Sequence[Program]) -> list[Program]:
