@@ -53,6 +53,11 @@ class Case:
         return RECOMPUTED_WHOLE in rules and self.candidate.recompute != "none"
 
     @property
+    def engine(self) -> str:
+        """Runtime by whose rules passes run; any where I does all of every stage's backward."""
+        return "any" if self.whole_backwards else self.training.runtime.engine
+
+    @property
     def scatters(self) -> bool:
         """True if the replicas scatter gradients after the backward of every microbatch.
 

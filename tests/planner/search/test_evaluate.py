@@ -12,8 +12,17 @@ import debubble as db
 from debubble.planner.answer.report import costs_yaml, whole_timeline
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.hardware.cluster import read_bytes
-from debubble.planner.request import PlanRequest, plan_request
-from debubble.planner.search.evaluate import CAUSES, Evaluated, simulated, tied, timed, with_peaks
+from debubble.planner.request import Fixed, PlanRequest, plan_request
+from debubble.planner.search.bounds import least_step_of
+from debubble.planner.search.evaluate import (
+    CAUSES,
+    Evaluated,
+    costs_of,
+    simulated,
+    tied,
+    timed,
+    with_peaks,
+)
 from tests.planner.cases import evaluate
 
 ASKED = plan_request("llama-3.1-8b", "h100", 32, 64, 8192)
@@ -45,6 +54,38 @@ def test_recompute_is_a_cause_of_its_own() -> None:
     plan, again = (evaluate(ASKED, candidate(recompute=how)) for how in ("none", "full"))
     assert again.causes["recompute"] > 0.2 * again.causes["compute"]
     assert max(again.peaks) < max(plan.peaks)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("gpipe", 1)]
+)
+def test_peaks_of_long_pipelines_are_those_of_all_microbatches(schedule: str, chunks: int) -> None:
+    asked = replace(plan_request("llama-3.1-8b", "h100", 32, 256, 4096), limit=math.inf)
+    one = candidate(schedule, chunks, microbatches=64)
+    whole = evaluate(asked, one)
+    assert with_peaks(replace(whole, peaks=())).peaks == pytest.approx(whole.peaks, rel=1e-9)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_times_do_not_depend_on_whether_memory_counts(framework: str) -> None:
+    asked = plan_request("llama-3.1-8b", "h100", 32, 64, 8192, fixed=Fixed(framework=framework))
+    case = asked.case(candidate("zb-h1"))
+    with_memory, without = (costs_of(case, memory=memory) for memory in (True, False))
+    assert without.runtime == with_memory.runtime == asked.training.runtime.engine
+    for name in ("F", "I", "W", "p2p"):
+        assert getattr(without, name) == getattr(with_memory, name)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("zb-v", 2)]
+)
+def test_no_step_is_below_its_bound(schedule: str, chunks: int) -> None:
+    for last in (2, 4, 8):
+        rest = (32 - last) // (4 * chunks - 1)
+        layers = (32 - last - rest * (4 * chunks - 2), *[rest] * (4 * chunks - 2), last)
+        one = candidate(schedule, chunks, layers=layers)
+        seconds = timed(ASKED, one)[0].step_time
+        assert 0.8 * seconds < least_step_of(ASKED, one) <= seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 from debubble.planner.answer.cautions import cautions
@@ -11,9 +12,8 @@ from debubble.planner.answer.words import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
-from debubble.planner.memory.peaks import memory_of
 from debubble.planner.request import for_framework
-from debubble.planner.search.evaluate import Evaluated
+from debubble.planner.search.evaluate import Evaluated, with_peaks
 from debubble.planner.search.search_result import Found
 
 
@@ -79,13 +79,13 @@ def _held_there(plan: Evaluated, framework: str) -> str:
     if runtime is request.training.runtime:
         return ""
     other = for_framework(request, framework)
-    ranks = memory_of(other.case(plan.candidate), plan.simulate())
-    fullest = max(ranks, key=lambda rank: rank.peak)
+    there = with_peaks(replace(plan, request=replace(other, limit=math.inf)))
+    peak = max(there.peaks)
     line = (
-        f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "
-        f"{gigabytes(fullest.peak)} of {gigabytes(other.limit)}"
+        f"# as {runtime.title} keeps it, rank {there.fullest} is the fullest with "
+        f"{gigabytes(peak)} of {gigabytes(other.limit)}"
     )
-    if fullest.peak > other.limit:
+    if peak > other.limit:
         line += f", which is too much:\n# --framework {framework} looks for plans that fit there"
     return f"{line}\n"
 

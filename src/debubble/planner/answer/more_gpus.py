@@ -18,13 +18,21 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 """Options that need the least memory, used where they are open."""
 
 
+SLACK = 0.02
+"""Share of a step by which another plan with one more node may be faster: less than plans are off,
+and a fraction of the search."""
+
+
 def one_more_node(best: Evaluated, progress: Progress | None = None) -> Evaluated | None:
-    """Return the fastest plan for the framework of `best` with one more node; None if it loses."""
+    """Return the fastest plan for the framework of `best` with one more node; None if it loses.
+
+    No other is faster by more than :data:`SLACK`.
+    """
     request = best.request
     node = request.cluster.gpu.node
     gpus = (request.cluster.gpus // node + 1) * node
     more = replace(request, cluster=replace(request.cluster, gpus=gpus))
-    plans = best_plans(more, 1, progress, below=best.step_time).plans
+    plans = best_plans(more, 1, progress, below=best.step_time, slack=SLACK).plans
     return plans[0] if plans and plans[0].step_time < best.step_time else None
 
 

@@ -194,8 +194,7 @@ def memory_costs(case: Case) -> dict[str, Any]:
             0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each
         ],
         "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
-        # Where I does all of every stage's backward, no other rule changes anything.
-        "runtime": "any" if whole else case.training.runtime.engine,
+        "runtime": case.engine,
         "memory_unit": "bytes",
     }
 

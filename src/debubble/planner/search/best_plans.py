@@ -14,7 +14,7 @@ from debubble.planner.search.evaluate import finished
 from debubble.planner.search.groups import CandidateGroup, groups
 from debubble.planner.search.layer_split import Allowed, runnable
 from debubble.planner.search.screen import Screen
-from debubble.planner.search.search_result import ROUNDING, Found
+from debubble.planner.search.search_result import ROUNDING, Found, kept
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -22,21 +22,24 @@ Progress = Callable[[Found], None]
 
 def best_plans(
     request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
-    below: float = math.inf,
+    below: float = math.inf, slack: float = 0.0,
 ) -> Found:  # fmt: skip
     """Return the fastest plans that fit and meet the constraints.
 
     Every question about plans is this search, with another request.
     """
     splits = None if request.fixed.layers else runnable(request)
-    return search(request, groups(request), top, progress, splits, below=below)
+    return search(request, groups(request), top, progress, splits, below=below, slack=slack)
 
 
 def search(
     request: PlanRequest, groups: Iterable[CandidateGroup], top: int = 10,
     progress: Progress | None = None, splits: Allowed | None = None, *, below: float = math.inf,
+    slack: float = 0.0,
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
+
+    `slack` is the share by which other plans may be faster than those that are returned.
 
     Best first: what has the lowest bound is looked at more closely, and comes back with a higher
     one, from groups (the work of their layers) to settings, candidates (their pipelines), and
@@ -54,7 +57,7 @@ def search(
     load_compiler()  # enough is simulated for it
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
-    screen = Screen(request, found, splits, LeastMemory(request))
+    screen = Screen(request, found, splits, LeastMemory(request), slack)
     try:
         with _rare_collections():
             for group in groups:
@@ -63,6 +66,8 @@ def search(
             while screen.open_next():
                 tell(found)
             screen.add_large()
+        for plan in screen.heads if slack else ():
+            kept(found.plans, plan, top)  # nothing that was left was looked at
     except KeyboardInterrupt:
         found.interrupted = True
         for plan in screen.heads:

@@ -153,9 +153,8 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
     microbatch is counted. None for schedules that are too long to count.
     """
     degrees, stages = candidate.degrees, stages_of(request, candidate)
-    runtime = "any" if stages.case.whole_backwards else request.training.runtime.engine
     counts = in_flight(
-        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
+        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, stages.case.engine
     )
     if counts is None and not candidate.uses_costs:
         return None

@@ -26,6 +26,7 @@ from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
 from debubble.planner.memory.retries import chance_of_retries, retry_time
 from debubble.planner.memory.state import stage_states
+from debubble.planner.plannable import fits
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
 
@@ -184,7 +185,7 @@ def costs_of(case: Case, *, memory: bool = True) -> Costs:
     Without `memory`, activations are left out unless a schedule is made for them.
     """
     counted = memory or case.candidate.uses_costs
-    return stage_costs(case, **(memory_costs(case) if counted else {}))
+    return stage_costs(case, **(memory_costs(case) if counted else {"runtime": case.engine}))
 
 
 def simulated(case: Case, order: Schedule | None = None, *, memory: bool = True) -> Timeline:
@@ -211,16 +212,42 @@ def timed(
     return Evaluated(request, candidate, seconds, (), order=order), timeline
 
 
-def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
-    """Return a plan with the peak of every rank.
+def with_peaks(plan: Evaluated, timeline: Timeline | None = None) -> Evaluated:
+    """Return a plan with the peak of every rank; its timeline is simulated unless given.
 
-    If the activations alone are too large, only they are counted, less than the real peaks.
+    If the activations alone are too large, only they are counted, less than the real peaks. Those
+    of long pipelines are of fewer microbatches where that is enough, see :func:`_steady_peaks`.
     """
+    found = _steady_peaks(plan)
+    return replace(plan, peaks=found or _peaks(plan, timeline or plan.simulate()))
+
+
+def _peaks(plan: Evaluated, timeline: Timeline) -> tuple[float, ...]:
     held = standing(plan.case, timeline.schedule.placement)
     peaks = (held + (1 + fragmentation(plan.request.training)) * timeline.peak_activation).tolist()
     if max(peaks) <= plan.request.limit:
         peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
-    return replace(plan, peaks=tuple(peaks))
+    return tuple(peaks)
+
+
+ROUNDS = 2, 3
+"""Microbatches per rank after which more leave no more in memory where these two leave as much."""
+
+
+def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
+    """Return the peaks with few microbatches where they are those with more; else none.
+
+    A published schedule that fills its ranks as much with three rounds of microbatches as with two
+    goes on like that: the memory of its ranks repeats with every round.
+    """
+    own, ranks = plan.candidate, plan.candidate.degrees.pp
+    if own.uses_costs or plan.order is not None or own.microbatches <= 2 * sum(ROUNDS) * ranks:
+        return ()
+    if not all(fits(own.schedule, ranks, own.degrees.chunks, one * ranks) for one in ROUNDS):
+        return ()
+    few = (replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
+    two, three = (_peaks(one, one.simulate()) for one in few)
+    return three if np.allclose(two, three, rtol=1e-12, atol=0) else ()
 
 
 def finished(plan: Evaluated) -> Evaluated:

@@ -83,9 +83,8 @@ def room_of(request: PlanRequest, batch: Batch, limit: float) -> Room:
     degrees, (recompute, _), orders = batch.group.degrees, batch.setting, batch.orders
     kind, count = _largest_kind(request.model, degrees.tp, degrees.ep)
     one = _parts(request, batch, "none" if recompute == FEWEST else recompute, kind)
-    whole = request.case(batch.group.alone(batch.setting)).whole_backwards
-    runtime = "any" if whole else request.training.runtime.engine
-    held, homes = _of_orders(orders, degrees.pp, batch.group.microbatches, runtime)
+    engine = request.case(batch.group.alone(batch.setting)).engine
+    held, homes = _of_orders(orders, degrees.pp, batch.group.microbatches, engine)
     held = held * (1 + fragmentation(request.training))
     room = np.full(held.shape, limit * (1 + ROUNDING) - margin(request.training))
     room[:, 0] -= one.first

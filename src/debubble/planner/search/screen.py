@@ -40,7 +40,6 @@ from debubble.planner.search.room import with_room
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
-    NEAR,
     NO_FEWER,
     NO_ORDER,
     NO_ROOM,
@@ -51,8 +50,8 @@ from debubble.planner.search.search_result import (
     Kin,
     kept,
     kin,
+    may_be_near,
     rank,
-    rounded,
 )
 from debubble.planner.search.within_memory import (
     Base,
@@ -92,6 +91,8 @@ class Screen:
     found: Found
     splits: Allowed | None
     memory: LeastMemory
+    slack: float = 0.0
+    """Share of a step by which plans that are not looked for may be faster."""
     heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
@@ -111,7 +112,8 @@ class Screen:
         """Seconds above which no candidate can be among the best."""
         if len(self.heads) < self.found.top:
             return self.found.below
-        return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
+        last = self.heads[-1].step_time
+        return min(self.found.below, last * (1 - self.slack) * (1 + ROUNDING))
 
     def open_next(self) -> bool:
         """Look closer at the candidates with the lowest bound; return whether some are left."""
@@ -216,10 +218,19 @@ class Screen:
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
-        base, reason = self._base(candidate, bound)
+        base, reason = self._simulated(candidate, bound)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
-        elif reason == IN_FLIGHT:
+        elif not reason and base.plan.step_time > self._limit(candidate):
+            # Only with other layers or a faster order: memory of all ranks takes time, too.
+            self._add(base.floor, 1, SLOWER, partial(self._open_base, base, reason))
+        else:
+            self._open_base(base, reason)
+
+    def _open_base(self, simulated: Base, reason: str) -> None:
+        """Look at the variants of a base, unless it turns out too large for any."""
+        base, reason = self._with_peaks(simulated, reason)
+        if reason:
             self.found.take(base.plan)
         else:
             self._wait([base])
@@ -282,11 +293,13 @@ class Screen:
     def _base(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
         """Return what :meth:`_simulated` does, with its peaks; near also by these."""
         base, reason = self._simulated(candidate, bound)
-        if base is not None:
-            limit = self._limit(candidate)
-            base = within_limit_of(self.request, base, self.splits, limit)
-            reason = IN_FLIGHT if reason or base.floor > limit else ""
-        return base, reason
+        return (base, reason) if base is None else self._with_peaks(base, reason)
+
+    def _with_peaks(self, base: Base, reason: str) -> tuple[Base, str]:
+        """Return a base with its peaks, and the reason against it: near, and no more."""
+        limit = self._limit(base.plan.candidate)
+        base = within_limit_of(self.request, base, self.splits, limit)
+        return base, IN_FLIGHT if reason or base.floor > limit else ""
 
     def _simulated(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
         """Return the base of a candidate that may be among the best or near; or the reason against.
@@ -300,9 +313,12 @@ class Screen:
             return None, SLOWER
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
-        if near and not self._may_be_near(candidate, peaks):
-            made = candidate.uses_costs
-            return None, NO_ORDER if made else IN_FLIGHT
+        if near and candidate.uses_costs:
+            return None, NO_ORDER
+        if near and peaks is not None:
+            least = pipeline_bound(self.request, candidate)
+            if not may_be_near(self.found, candidate, float(peaks.max()), least):
+                return None, IN_FLIGHT
         try:
             base = base_of(self.request, candidate, self.splits, limit)
         except DebubbleError:
@@ -343,20 +359,6 @@ class Screen:
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
         return forced_time(self.request, candidate, peaks)
-
-    def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
-        """Return whether a candidate that does not fit may be kept as near."""
-        near, own = self.found.near, kin(candidate)
-        if candidate.uses_costs or peaks is None:
-            return False
-        alike = next((plan for plan in near if kin(plan.candidate) == own), None)
-        if alike is None and len(near) < self.found.top:
-            return True
-        last = rank(alike or near[-1])
-        most, limit = float(peaks.max()), self.request.limit
-        if most <= NEAR * limit * (1 + ROUNDING):
-            return (0, rounded(pipeline_bound(self.request, candidate))) <= last[:2]
-        return (1, most * (1 - ROUNDING)) <= last
 
     def _wait(self, bases: list[Base]) -> None:
         for base in bases:

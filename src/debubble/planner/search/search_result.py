@@ -154,3 +154,18 @@ def rounded(value: float) -> float:
 def nearly_fits(plan: Evaluated) -> bool:
     """Return whether a plan that does not fit is near."""
     return max(plan.peaks) <= NEAR * plan.request.limit
+
+
+def may_be_near(found: Found, candidate: Candidate, peak: float, least: float) -> bool:
+    """Return whether a candidate that does not fit may be kept as near.
+
+    By bounds for the bytes of its fullest rank and for the seconds of its step.
+    """
+    near, own, limit = found.near, kin(candidate), found.request.limit
+    alike = next((plan for plan in near if kin(plan.candidate) == own), None)
+    if alike is None and len(near) < found.top:
+        return True
+    last = rank(alike or near[-1])
+    if peak <= NEAR * limit * (1 + ROUNDING):
+        return (0, rounded(least)) <= last[:2]
+    return (1, peak * (1 - ROUNDING)) <= last

@@ -102,8 +102,7 @@ class Stages:
             sent = float(np.max(transfer(case)))
             F, I = F + sent, I + sent
         found = np.stack([F, I, W, I + W])
-        engine = case.training.runtime.engine
-        if not case.whole_backwards and FIRST_IN_W in RUNTIMES[engine].rules:
+        if FIRST_IN_W in RUNTIMES[case.engine].rules:
             found[1, 0], found[2, 0] = 0.0, found[3, 0]
         return found
 

@@ -144,14 +144,14 @@ def within_limit_of(
     request: PlanRequest, base: Base, splits: Allowed | None, enough: float = math.inf
 ) -> Base:
     """Return a base with its peaks, and a floor for what fits."""
-    candidate, timeline, within = base.plan.candidate, base.plan.simulate(), base.floor
-    plan = with_peaks(base.plan, timeline)
+    candidate, within = base.plan.candidate, base.floor
+    plan = with_peaks(base.plan)
     free = splits is not None and candidate.degrees.pp > 1
     if free and not plan.fits and not candidate.uses_costs:
         within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
         if within <= enough:  # not by what activations take alone, but maybe by all that is there
             wide = replace(request, limit=math.inf)
-            plan = replace(with_peaks(replace(plan, request=wide), timeline), request=request)
+            plan = replace(with_peaks(replace(plan, request=wide)), request=request)
             within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
     return Base(plan, within, base.without_limit)
 
@@ -200,7 +200,7 @@ def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Floors:
     if not plan.candidate.uses_costs:
         if splits is not None:
             plan, _ = refined(plan, splits, floor)
-        yield from _timed(_with_other_layers(with_peaks(plan, plan.simulate()), splits))
+        yield from _timed(_with_other_layers(with_peaks(plan), splits))
         return
     room = plan.simulate().peak_activation.max()
     own = saves_memory(plan.candidate.schedule)
@@ -209,7 +209,7 @@ def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Floors:
         for_moves = np.full(plan.candidate.degrees.pp, shares[0 if own else 1] * room)
         plan, _ = refined(plan, splits, floor, for_moves.tolist())
         yield least_step_of(plan.request, plan.candidate), None
-    plan = with_peaks(plan, plan.simulate())
+    plan = with_peaks(plan)
     yield from _timed(_with_other_orders(plan, [share * room for share in shares]))
 
 
