@@ -33,7 +33,7 @@ WAYS: list[dict[str, Any]] = [
     {"recompute": "full"},
     {"offload": "full"},
     {"iterations": 2},
-    {"sharding": "ddp"},
+    {"sharding": "ddp", "carry": [(0, 1)]},
     {"sharding": "fsdp"},
 ]
 VALUES: dict[str, Any] = {

@@ -80,6 +80,11 @@ def _on_links(schedule: Schedule, costs: Costs) -> bool:
     return costs.message != 0 or any(target is not None for target in schedule.copy_targets)
 
 
+def _carries(schedule: Schedule, _: Costs) -> bool:
+    rows = schedule.placement.table
+    return any(row[one] != row[other] for one, other in schedule.carries for row in rows)
+
+
 _COPIES = CostCondition(
     _kinds(*COPY_KINDS), "there are no copies to the host", "offload", ("full",)
 )
@@ -97,6 +102,9 @@ NEEDS: dict[str, CostCondition] = {
     "FF": CostCondition(_pairs(forwards=True), "no two forwards overlap"),
     "overlap_factor": CostCondition(_sum_of_parts, "no overlapped pair has the sum of its parts"),
     "OPT": CostCondition(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
+    "p2p_carry": CostCondition(
+        _carries, "no stage carries anything to another rank", "carry", ("0:2",)
+    ),
     "message": CostCondition(
         lambda _, costs: math.isfinite(costs.bandwidth), "no bandwidth of links is given"
     ),
