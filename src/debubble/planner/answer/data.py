@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
+from debubble.core.schedule import Schedule
 from debubble.planner.answer.cautions import cautions
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import gigabytes
+from debubble.planner.candidate import Candidate
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
-from debubble.planner.request import for_framework
+from debubble.planner.request import Fixed, PlanRequest, for_framework
 from debubble.planner.search.evaluate import Evaluated, with_peaks
 from debubble.planner.search.search_result import Found
 
@@ -79,15 +82,23 @@ def _held_there(plan: Evaluated, framework: str) -> str:
     if runtime is request.training.runtime:
         return ""
     other = for_framework(request, framework)
-    there = with_peaks(replace(plan, request=replace(other, limit=math.inf)))
-    peak = max(there.peaks)
+    peaks = _peaks_there(replace(other, limit=math.inf, fixed=Fixed()), plan.candidate, plan.order)
+    peak = max(peaks)
     line = (
-        f"# as {runtime.title} keeps it, rank {there.fullest} is the fullest with "
+        f"# as {runtime.title} keeps it, rank {peaks.index(peak)} is the fullest with "
         f"{gigabytes(peak)} of {gigabytes(other.limit)}"
     )
     if peak > other.limit:
         line += f", which is too much:\n# --framework {framework} looks for plans that fit there"
     return f"{line}\n"
+
+
+@lru_cache(maxsize=64)
+def _peaks_there(
+    request: PlanRequest, candidate: Candidate, order: Schedule | None
+) -> tuple[float, ...]:
+    """Return the peaks of a plan; the same for all frameworks with one runtime."""
+    return with_peaks(Evaluated(request, candidate, 0.0, (), order=order)).peaks
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")

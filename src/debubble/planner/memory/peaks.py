@@ -13,7 +13,7 @@ they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
-from debubble.planner.memory.activations import Activation, logits_bytes, stage_activations
+from debubble.planner.memory.activations import logits_bytes, stage_activations
 from debubble.planner.memory.buffers import buffers
 from debubble.planner.memory.memory_events import Backwards, Moments
 from debubble.planner.memory.state import TrainingState, head_state, stage_states
@@ -145,6 +145,9 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     each = stage_activations(case)
     # Times stay; only what actions take and free is this model's.
     timeline = replace(timeline, table=Costs(**memory_costs(case)).table(schedule))
+    again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
+    over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
+    beside = again / schedule.slices, over / schedule.slices
     head = logits_bytes(case) / schedule.slices
     for rank in range(schedule.ranks):
         moments = Moments(timeline, rank)
@@ -152,7 +155,7 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(moments, each, backwards),
+            _activations(moments, beside, backwards),
             buffers(moments, each[0].boundary, training.runtime),
             _logits(moments, head, _held_logits(training)),
             rank_state(case, schedule, rank),
@@ -217,8 +220,12 @@ def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
     return replace(state, weights=state.weights * versions) if versions > 1 else state
 
 
-def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwards) -> Floats:
-    """Return activations in flight by the engine, and those of running backwards."""
+def _activations(moments: Moments, beside: tuple[Floats, Floats], backwards: Backwards) -> Floats:
+    """Return activations in flight by the engine, and those of running backwards.
+
+    `beside` are bytes of every stage: what B and I recompute, and what W needs beyond what is
+    stored.
+    """
     timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
     work = moments.work
     changes: list[tuple[NDArray[np.int64], Floats]] = []
@@ -233,10 +240,7 @@ def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwa
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(work.starts, added[here]), (work.stops, freed[here])]
     split, weights, whole = backwards
-    again = np.array([[one.recomputed for one in each], [one.recomputed_for_input for one in each]])
-    again /= schedule.slices
-    over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
-    over /= schedule.slices
+    again, over = beside
     if again.any():
         for run, back in ((whole, again[0]), (split, again[1])):
             amounts = back[work.stages[run]]

@@ -58,23 +58,23 @@ class Room(NamedTuple):
 
 def with_room(
     request: PlanRequest, batch: Batch
-) -> tuple[list[Candidate], list[tuple[float, Candidate]]]:
-    """Return candidates of a batch that may fit or nearly fit, and the others with their peaks.
+) -> tuple[list[Candidate], list[tuple[float, tuple[str, Split]]]]:
+    """Return candidates of a batch that may fit or nearly fit, and the others' peaks and orders.
 
     Candidates that recompute as few layers as they can have the fewest with which they may fit.
     """
     group, setting = batch.group, batch.setting
-    every = [group.candidate(*order, setting) for order in batch.orders]
     if group.degrees.pp == 1 or batch.count > FEW:
-        return every, []
+        return [group.candidate(*order, setting) for order in batch.orders], []
     share = 1.0 if setting[0] == FEWEST else NEAR
     fewest, peaks = room_of(request, batch, share * request.limit)
     found, large = [], []
-    for candidate, number, peak in zip(every, fewest, peaks, strict=True):
+    for order, number, peak in zip(batch.orders, fewest, peaks, strict=True):
         if number is None:
-            large.append((peak, candidate))
-        else:
-            found.append(candidate.recomputing(f"full:{number}") if number else candidate)
+            large.append((peak, order))
+            continue
+        candidate = group.candidate(*order, setting)
+        found.append(candidate.recomputing(f"full:{number}") if number else candidate)
     return found, large
 
 

@@ -186,9 +186,9 @@ class Screen:
         found, large = with_room(self.request, batch)
         if large:
             self.found.leave_out(IN_FLIGHT, len(large))
-        if large and not self.heads:
-            plain = [one for one in large if recomputed_layers(one[1].recompute) is None]
-            several = [*self.large, *(one for one in plain if not one[1].uses_costs)]
+        if large and not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
+            several = [(peak, batch.group.candidate(*one, batch.setting)) for peak, one in large]
+            several = [*self.large, *(one for one in several if not one[1].uses_costs)]
             self.large = nsmallest(LARGE * self.found.top, several, key=itemgetter(0))
         return found
 
