@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import typer
+from PIL import Image, ImageStat
 
 from debubble.cli.app import app
+from tests.missing import missing
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -71,6 +77,43 @@ def test_commands_draw_for_light_and_dark_pages_once(
     shown = pictures.insert(text, tmp_path / "made")
     assert '<img src="made/x.svg#only-light" alt="1f1b on two ranks."' in shown
     assert '<figcaption markdown="span">`1f1b` on [two ranks](x.md).</figcaption>' in shown
+
+
+LOOK = """
+import sys
+from pathlib import Path
+
+import pictures
+
+pictures.KEPT = Path("kept")
+pictures.make(pictures.asked_for("page.md", sys.argv[1]), Path("made"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_reports_and_the_playground_are_looked_at_in_the_light_and_in_the_dark(
+    pictures: ModuleType, tmp_path: Path
+) -> None:
+    if not any(map(shutil.which, pictures.PROGRAMS)):
+        missing("no Chromium here; 'make browser' installs Debian's")
+    text = (
+        '![A.](made/report.png "debubble draw 1f1b -p 2 -m 2 -o report.html")\n'
+        '![B.](made/page.png "debubble serve #")'
+    )
+    subprocess.run(
+        [sys.executable, "-c", LOOK, text], cwd=tmp_path, check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "docs")},
+    )  # fmt: skip
+    assert 'href="made/report.html"' in pictures.insert(text, tmp_path / "made")
+    for name, width in (("report", 1650), ("page", 2160)):
+        light, dark = (
+            Image.open(tmp_path / "made" / f"{name}{suffix}.png").convert("L")
+            for suffix in ("", "-dark")
+        )
+        assert light.size == dark.size
+        assert light.width == width
+        assert ImageStat.Stat(light).mean[0] > 180 > 90 > ImageStat.Stat(dark).mean[0]
 
 
 def test_a_picture_that_was_not_made_leaves_its_caption(

@@ -308,6 +308,6 @@ def test_searches_find_the_page_that_answers(open_page: Callable[..., Any]) -> N
     page.locator(".md-search__button").first.click()
     for words, wanted in SEARCHES.items():
         page.keyboard.press("Control+a")
-        page.keyboard.type(words)
+        page.keyboard.insert_text(words)
         link = f"/{wanted}?h={quote_plus(words)}"
         page.wait_for_selector(f"li:nth-child(-n + 2) > [role=option][href*='{link}']")
