@@ -317,7 +317,10 @@ def test_the_training_loop_runs(tmp_path: Path) -> None:
     assert (tmp_path / "train.json.gz").stat().st_size > 1000
 
 
-RECIPES = ("choose", "costs", "faster", "hangs", "jitter", "memory", "plan", "sweeps", "trace")
+RECIPES = (
+    "check", "choose", "costs", "draw", "faster", "frameworks", "hangs", "jitter", "memory", "plan",
+    "run", "sweeps", "trace",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -202,6 +202,10 @@ def test_a_faster_schedule_is_found_and_compared(visit, server):
     page.click("#faster")
     page.wait_for_function(f"() => {HOST}.data.runs.some(run => run.name === 'optimized')")
     assert page.inner_text("#faster-note").startswith("optimized: ")
+    # A search is a change like others, which can be undone.
+    page.click("#undo")
+    page.wait_for_function(f"() => {HOST}.data.runs.length === 1")
+    assert page.inner_text("#faster-note") == ""
     page.fill("#iterations", "2")
     page.click("#faster")
     page.wait_for_selector("#faster-note.problem")

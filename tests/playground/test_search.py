@@ -210,10 +210,10 @@ def test_the_example_is_the_answer_to_the_question_of_the_form(ask):
         name: best[name] for name in ("schedule", "microbatch_size", "recompute", "zero")
     }
     answer = found(ask, start | fixed | best["degrees"])
-    assert set(answer) == set(example)
     again = answer["plans"][0]
-    assert set(again) == set(best)
     hint = "run python -m debubble.playground.examples"
+    assert set(answer) == set(example), hint
+    assert set(again) == set(best), hint
     assert again["step_time"] == pytest.approx(best["step_time"], rel=0.02), hint
 
 

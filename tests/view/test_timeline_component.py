@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import zlib
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
 from debubble.view.colors import rgb, shade
 from debubble.view.files import save
-from debubble.view.page import cell
+from debubble.view.page import asset, cell
 from tests.view.timelines import run
 
 HOST = "document.querySelector('debubble-timeline')"
@@ -228,6 +229,23 @@ def test_ctrl_wheel_zooms_about_the_pointer_and_shift_drag_pans(visit, pages):
     page.mouse.up()
     page.keyboard.up("Shift")
     assert place(page, 10, 1)[0] == pytest.approx(x - 100, abs=1.5)
+    # The wheel alone scrolls, and leaves time as it is.
+    before = page.evaluate(f"[{HOST}.view.from, {HOST}.view.to]")
+    page.mouse.wheel(0, 300)
+    page.wait_for_timeout(50)
+    assert page.evaluate(f"[{HOST}.view.from, {HOST}.view.to]") == before
+
+
+def test_the_docs_and_the_help_list_the_same_gestures():
+    listed = dict(re.findall(r'\["([^"]+)", "([^"]+)"\]', asset("timeline/input.js")))
+    docs = (Path(__file__).parents[2] / "docs" / "playground.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", docs, re.MULTILINE)
+    gestures = {name.lower(): text for name, text in rows if "drag" in name or "wheel" in name}
+    assert len(gestures) == 4
+    for name, text in gestures.items():
+        short = ", ".join(part for part in name.split(", ") if len(part) > 1)
+        assert short in listed, name
+        assert text.split()[0] in ("sum", listed[short].split()[0]), name
 
 
 def test_dragging_an_area_sums_it_up(visit, pages):
@@ -392,6 +410,9 @@ def test_the_view_becomes_svg_without_a_picture_inside(visit, pages, tmp_path, n
         assert texts.count("3") >= 20
         # Idle time keeps its pattern, as lines.
         assert [node for node in root.iter(f"{SVG}path") if node.get("stroke")]
+        # So it does in the legend, as stripes.
+        tone = page.evaluate(f"{HOST}.theme.causes[2][1]")
+        assert [node for node in root.iter(f"{SVG}path") if node.get("fill") == tone]
 
 
 def test_shapes_of_the_svg_are_where_actions_are(visit, pages, tmp_path):
@@ -679,7 +700,8 @@ def test_memory_stands_below_its_actions_on_a_screen_at_150_percent(visit, pages
       const run = view.panels[0].run, ends = [canvas.width, 0];
       new Uint32Array(image.data.buffer).forEach((tone, at) => {{
         const column = at % canvas.width;
-        if (tone === memory) ends.push(Math.min(ends.shift(), column), Math.max(ends.shift(), column));
+        if (tone !== memory) return;
+        ends.push(Math.min(ends.shift(), column), Math.max(ends.shift(), column));
       }});
       return [scale, ends[0], view.x(run, 0) * scale, ends[1], view.x(run, run.makespan) * scale];
     }})()""")

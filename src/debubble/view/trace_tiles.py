@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,25 @@ def tiles(found: Diagnosis) -> tuple[Tile, ...]:
     )  # fmt: skip
 
 
+def tiles_html(found: Diagnosis) -> str:
+    """Return the numbers as HTML, with their style."""
+    shown = (
+        f"<div><p>{_(one.title)}</p><p><b>{_(one.value)}</b> {_(one.unit)}</p>"
+        f"<p>{_(one.text)}</p></div>"
+        for one in tiles(found)
+    )
+    return f'{STYLE}<div class="tiles">{"".join(shown)}</div>'
+
+
+STYLE = """<style>
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; }
+.tiles div { border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
+.tiles p { margin: 0; font-size: 0.8rem; color: var(--faint); }
+.tiles b { font-size: 1.7rem; color: var(--ink); }
+.tiles { margin: 0 0 1rem; }
+</style>"""
+
+
 def _largest_loss(found: Diagnosis) -> Tile:
     title = "Largest loss"
     if not found.findings:
@@ -63,3 +83,6 @@ def _fastest_schedule(found: Diagnosis) -> Tile:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+_ = html.escape

@@ -38,7 +38,7 @@ from debubble.diagnosis.what_if import WhatIf
 from debubble.engine.timeline import Timeline, simulate
 from debubble.view.page import page
 from debubble.view.timeline_data import deflated, encode
-from debubble.view.trace_tiles import tiles
+from debubble.view.trace_tiles import tiles, tiles_html
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
     return page(
         trace_timelines(found, answers),
         title=view["title"],
-        above_html="\n".join([STYLE, *_above(view)]),
+        above_html="\n".join([STYLE, tiles_html(found), *_above(view)]),
         table_html=f"{tables}<dl class=facts>{facts}</dl>",
         payload=view["timelines"],
         memory=False,

@@ -1,4 +1,4 @@
-// A dot next to a name that explains it: on hover as a title, on click or tap as a note below.
+// A dot next to a name that explains it: on hover as a title, on click or tap as a note.
 
 import { make } from "./dom.js";
 
@@ -21,8 +21,8 @@ export function hint(name, text) {
     owner = dot;
     note = make("div", { class: "hint-note", role: "note" }, text);
     document.body.append(note);
-    const { left, bottom } = dot.getBoundingClientRect();
-    note.style.top = `${bottom + scrollY + 6}px`;
+    const { left, top, bottom } = dot.getBoundingClientRect(), below = bottom + 6 + note.offsetHeight < innerHeight;
+    note.style.top = `${scrollY + (below ? bottom + 6 : top - 6 - note.offsetHeight)}px`;
     note.style.left = `${Math.max(8, Math.min(left + scrollX - 12, document.documentElement.clientWidth - note.offsetWidth - 8))}px`;
     dot.setAttribute("aria-expanded", "true");
   } }, "?");

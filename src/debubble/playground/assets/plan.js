@@ -8,6 +8,8 @@ import { Undo } from "./undo.js";
 
 const START = {}; // values of the fields at the start: the question of the example
 const HINTS = {
+  framework: "Plan what this framework can run; by default, any of them", precision: "Number format of matrix products",
+  microbatch_size: "Sequences per microbatch of one replica", schedule: "Use this pipeline schedule",
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Most memory of one GPU that plans may need, such as 72GB; empty: what it has, less the error of predicted peaks",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
   gradients: "In what gradients add up", moments: "Adam's two moments", offload: "What the host's memory has",
