@@ -1,4 +1,4 @@
-"""Tests can fail: each asserts whichever way it goes; and each folder has quick ones."""
+"""Tests can fail: each asserts whichever way it goes; each folder has quick ones; limits grow."""
 
 from __future__ import annotations
 
@@ -108,6 +108,32 @@ def test_every_test_asserts_whichever_way_it_goes() -> None:
         if idle(test.body)
     ]
     assert silent == []
+
+
+LIMITED = (".communicate", ".create_connection", ".wait", ".join", ".AsyncClient", "subprocess.run")
+"""Calls that wait, no longer than a limit that they are given."""
+
+AT_MOST = 1.0
+"""Seconds that a test may wait for what it does not expect."""
+
+
+def fixed_limits(path: Path) -> Iterator[str]:
+    """Waits whose limit is a number of seconds: a busy machine takes longer."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(LIMITED):
+            named = [word.value for word in node.keywords if word.arg == "timeout"]
+            for limit in [*named, *node.args]:
+                if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float):
+                    fixed = limit.value > AT_MOST
+                else:
+                    fixed = limit in named and isinstance(limit, ast.Name) and limit.id.isupper()
+                if fixed:
+                    yield f"{path.relative_to(TESTS)}:{node.lineno} {ast.unparse(limit)}"
+
+
+def test_limits_of_waits_grow_with_the_load() -> None:
+    paths = set(TESTS.rglob("*.py")) - {TESTS / "packages.py"}  # no test
+    assert [line for path in sorted(paths) for line in fixed_limits(path)] == []
 
 
 def test_every_folder_has_tests_for_every_edit(request: pytest.FixtureRequest) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.missing import missing
+from tests.patience import patience
 
 SECONDS = 120
 
@@ -36,7 +37,7 @@ def fetch(folder: Path, name: str, version: str, *options: str) -> Path:
     try:
         subprocess.run(
             [sys.executable, *words, *options],
-            check=True, capture_output=True, timeout=SECONDS, text=True,
+            check=True, capture_output=True, timeout=patience(SECONDS), text=True,
         )  # fmt: skip
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         missing(f"{name} {version} cannot be downloaded: {error}")

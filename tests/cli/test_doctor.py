@@ -55,7 +55,8 @@ def test_json_has_the_same(run: Run, small: None) -> None:
     }  # fmt: skip
     assert found["torch"] is None
     assert found["speed"]["actions"] == 2 * doctor.RANKS * 64
-    assert found["speed"]["ns_per_action"] > found["speed"]["ns_per_action_again"] > 0
+    assert found["speed"]["ns_per_action"] > 0
+    assert found["speed"]["ns_per_action_again"] > 0
 
 
 def test_what_is_broken_is_not_called_missing(

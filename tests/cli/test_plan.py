@@ -11,7 +11,9 @@ import pytest
 import debubble as db
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
+from debubble.planner.search import faster_schedules
 from tests.planner.cases import no_more_gpus
+from tests.some_effort import by_effort
 
 Run = Callable[..., Any]
 
@@ -197,6 +199,7 @@ def test_an_order_of_its_own(
     run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(faster_schedules, "optimize", by_effort(faster_schedules.optimize))
     held = (*SMALL, "--pp", 4, "--framework", "any", "--top", 1, "--optimize", 1)
     held = (*held, "--time-limit", 1)
     order, page = tmp_path / "best.csv", tmp_path / "plan.html"

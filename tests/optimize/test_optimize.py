@@ -19,6 +19,7 @@ from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.programs.backward import separate
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, kinds, problem
+from tests.patience import patience
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
 """Little work, and by one worker: two workers may find something else every time."""
@@ -284,7 +285,7 @@ def test_stops_follow_their_parents() -> None:
 def test_what_cannot_ask_is_told_that_its_time_is_up() -> None:
     told = threading.Event()
     with Stop(0.01).ending(told.set):
-        assert told.wait(60)
+        assert told.wait(patience(60))
     late = threading.Event()
     with Stop(0.05, Stop()).ending(late.set):
         pass

@@ -14,6 +14,7 @@ from debubble.planner.frameworks.table import flags
 from debubble.planner.model.mixers import LatentAttention
 from debubble.planner.model.transformer import Model
 from tests import wheels
+from tests.patience import patience
 
 VERSION = "0.19.2"
 OF_ANOTHER_PYTHON = ("--python-version", "3.12", "--only-binary", ":all:")
@@ -42,7 +43,7 @@ def verdicts(wheel: Path, cases: list[tuple[Case, str]]) -> list[dict[str, Any]]
     asked = json.dumps({"wheel": str(wheel), "jobs": jobs})
     words = [sys.executable, "-m", "tests.planner.megatron_job"]
     done = subprocess.run(
-        words, input=asked, capture_output=True, text=True, timeout=SECONDS, check=False
+        words, input=asked, capture_output=True, text=True, timeout=patience(SECONDS), check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[dict[str, Any]] = json.loads(done.stdout)

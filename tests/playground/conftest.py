@@ -28,7 +28,9 @@ def ask() -> Callable[..., Any]:
     app = make_app()
     loop = asyncio.new_event_loop()
     transport = httpx.ASGITransport(app=app)
-    client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120)
+    client = httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", timeout=patience(120)
+    )
 
     def call(path: str, data: Any = None, **options: Any) -> Any:
         if data is None:

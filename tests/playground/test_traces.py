@@ -17,6 +17,7 @@ from debubble.playground.traces import sent_files
 from tests.cli.test_trace import written
 from tests.diagnosis.planted import PLANTED
 from tests.diagnosis.readers.test_megatron_timers import log
+from tests.patience import patience
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -76,12 +77,12 @@ def test_a_diagnosis_is_cancelled(ask, files, tmp_path, monkeypatch):
 
     def slow():
         begun.set()
-        go_on.wait(60)
+        go_on.wait(patience(60))
         check()
 
     monkeypatch.setattr(replay, "check_cancelled", slow)
     name = ask(limits.TRACE, body_of(files), headers=RAW).json()["search"]
-    assert begun.wait(60)
+    assert begun.wait(patience(60))
     answer = ask("/api/search", {"search": name, "stop": True})
     assert answer.json()["doing"].startswith("replaying ")
     go_on.set()

@@ -17,6 +17,7 @@ import debubble.torch as dt
 from debubble.core.errors import ParameterError
 from debubble.optimize import search
 from tests.kernels import run_by
+from tests.some_effort import by_effort
 from tests.torch import world
 from tests.torch.counted_time import count_time
 from tests.torch.loop import mlp, vectors
@@ -28,21 +29,11 @@ UNIT, FLIGHT = 20e-3, 1e-6
 """Seconds of an action, and of a message."""
 
 
-EFFORT = 1e-3
-"""Effort of a search in place of its seconds, in which a machine does now more, now less."""
-
-
 def in_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
     """Call `work` with its rank in every process; searches there end by their effort."""
 
     def of_rank(rank: int) -> Any:
-        optimize = search.optimize
-
-        def some_effort(**how: Any) -> Any:
-            del how["time_limit"]
-            return optimize(**how, effort=EFFORT)
-
-        search.optimize = some_effort
+        search.optimize = by_effort(search.optimize)
         # Compiling the kernels would take far longer than such a search.
         with run_by(compiled=False):
             return work(rank)

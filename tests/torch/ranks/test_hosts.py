@@ -166,7 +166,7 @@ def test_clocks_that_are_apart(ran: Ran) -> None:
     assert [out for _, out, _ in ran.whole[1:]] == [""] * 3
     assert report["verification"]["equal"]
     # With clocks that are not set to one another a step would last five days.
-    assert 0.4 < report["measured"]["makespan"] < 60
+    assert 0.4 < report["measured"]["makespan"] < APART / 2
 
 
 def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(ran: Ran) -> None:

@@ -15,6 +15,7 @@ from debubble.planner.case import Case
 from debubble.planner.frameworks.table import FRAMEWORKS, flags
 from debubble.planner.frameworks.torch.flags import NAMES
 from tests import wheels
+from tests.patience import patience
 from tests.planner.cases import case, dense, latent, mixture, sampled
 
 VERSION = "0.7.0"
@@ -45,7 +46,7 @@ def made(request: pytest.FixtureRequest) -> Read:
     done = subprocess.run(
         [sys.executable, "-m", "tests.planner.automodel_job"],
         input=json.dumps({"wheel": str(wheel), "jobs": jobs}),
-        capture_output=True, text=True, timeout=SECONDS, check=False,
+        capture_output=True, text=True, timeout=patience(SECONDS), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return list(zip(cases, json.loads(done.stdout), strict=True))
