@@ -110,14 +110,12 @@ def paired(
             yield families[number % len(families)], value, number == 0
 
 
-def _with(
-    name: str, values: Sequence[Any], of_sorts: Iterable[list[Entry]]
-) -> pytest.MarkDecorator:
+def _parametrized(name: str, some: Iterable[tuple[Entry, Any, bool]]) -> pytest.MarkDecorator:
     rows = [
         pytest.param(
             entry, value, id=f"{entry.name}-{value}", marks=() if first else pytest.mark.slow
         )
-        for entry, value, first in paired(values, of_sorts)
+        for entry, value, first in some
     ]
     return pytest.mark.parametrize(("entry", name), rows)
 
@@ -143,7 +141,8 @@ def each_sort_and(name: str, values: Sequence[Any]) -> Callable[[Test], Test]:
     """Parametrize `entry` with families of each sort and `name` with some values, in pairs."""
 
     def decorate(test: Test) -> Test:
-        return _with(name, values, [chosen(families, test) for families in sorts().values()])(test)
+        families = [chosen(some, test) for some in sorts().values()]
+        return _parametrized(name, paired(values, families))(test)
 
     return decorate
 
@@ -152,6 +151,20 @@ each_family = _alone(sorts().values())
 """Parametrize `entry` with all families: for what the order of actions itself decides."""
 
 
+def each_family_with_some(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize `entry` with all families and `name` with one value for each, in turn.
+
+    For laws with random cases, in which each test says something else; in pairs to explore.
+    """
+    if EXPLORES:
+        return each_family_and(name, values)
+    rows = [
+        (family, turn == 0) for families in sorts().values() for turn, family in enumerate(families)
+    ]
+    some = [(family, values[at % len(values)], first) for at, (family, first) in enumerate(rows)]
+    return _parametrized(name, some)
+
+
 def each_family_and(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrize `entry` with all families and `name` with some values, in pairs."""
-    return _with(name, values, sorts().values())
+    return _parametrized(name, paired(values, sorts().values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def call(*words: object, width: int = 100, **env: str) -> str:
     return result.stdout
 
 
+@cache
+def data_of(asked: str, traces: Path) -> Any:
+    """The answer to a question, as data."""
+    return json.loads(call(traces, *ASKED[asked], "--json"))
+
+
 def shows(data: Any, text: str) -> None:
     """That a text has the times and shares of all findings and what-ifs of the data."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
@@ -69,8 +76,7 @@ def shows_findings(data: Any, text: str, *, page: bool) -> None:
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_every_way_to_show_an_answer_has_the_same(asked: str, traces: Path, tmp_path: Path) -> None:
-    question = (traces, *ASKED[asked])
-    data = json.loads(call(*question, "--json"))
+    question, data = (traces, *ASKED[asked]), data_of(asked, traces)
     page, order, costs = (tmp_path / name for name in ("run.html", "order.json", "costs.yaml"))
     files: tuple[object, ...] = ("--html", page, "--order-out", order)
     if "--set" not in ASKED[asked]:
@@ -90,8 +96,7 @@ def test_every_way_to_show_an_answer_has_the_same(asked: str, traces: Path, tmp_
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_nor_does_a_width_or_a_color(asked: str, width: int, traces: Path) -> None:
-    question = (traces, *ASKED[asked])
-    data = json.loads(call(*question, "--json"))
+    question, data = (traces, *ASKED[asked]), data_of(asked, traces)
     assert json.loads(call(*question, "--json", width=width, NO_COLOR="1")) == data
     shows(data, call(*question, width=width, FORCE_COLOR="1"))
 

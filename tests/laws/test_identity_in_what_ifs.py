@@ -15,6 +15,7 @@ from debubble.diagnosis.times_under_schedule import under_schedule
 from debubble.diagnosis.what_if import SUGGESTED, WhatIf, predict, with_changes, with_schedule
 from tests.laws.executed import Job
 from tests.laws.jobs import RUNS, made, noisy, run_of, runnable, uneven
+from tests.pairs import covering
 
 NOTHING = {"*=": ("1", "1.0"), "+=": ("0", "0.0"), "=": ()}
 """Values of each way to change a time that leave it as it is."""
@@ -33,9 +34,9 @@ def subjects(found: Diagnosis) -> Iterator[str]:
 
 
 def changes(found: Diagnosis) -> list[Change]:
-    """Every change of nothing that the run takes."""
+    """Changes of nothing that the run takes: every subject, and each spelling with each sort."""
     assert set(NOTHING) == set(HOWS)
-    made = []
+    made: dict[Change, tuple[str, str]] = {}
     for subject, how in product(subjects(found), HOWS):
         for value in NOTHING[how]:
             change = Change.parse(f"{subject}{how}{value}")
@@ -43,9 +44,12 @@ def changes(found: Diagnosis) -> list[Change]:
                 change.check(found.run)
             except DebubbleError:
                 continue
-            made.append(change)
-    assert {one.what for one in made} >= {"stage", "rank", "copy", "kind", "gaps"}
-    return made
+            made[change] = (subject, f"{how}{value}")
+    some = covering(made, lambda one: (made[one][0], one.what, made[one][1]), strength=1)
+    some += covering(made, lambda one: (one.what, made[one][1]))
+    some = list(dict.fromkeys(some))
+    assert {one.what for one in some} >= {"stage", "rank", "copy", "kind", "gaps"}
+    return some
 
 
 def moves_nothing(one: WhatIf) -> bool:

@@ -12,10 +12,10 @@ from debubble.engine.modes import P2P_MODES, P2PMode
 from debubble.interchange.files import load, save
 from debubble.schedules.registry import Entry
 from tests.lowerings import Case, cases
-from tests.pairs import each_family_and
+from tests.pairs import each_family_with_some
 from tests.small import smallest
 
-each_with_modes = each_family_and("p2p_mode", P2P_MODES)
+each_with_modes = each_family_with_some("p2p_mode", P2P_MODES)
 
 
 def answer(schedule: db.Schedule | str, case: Case, p2p_mode: P2PMode) -> tuple[Any, ...]:
