@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.given_layers import make_layers
 from debubble.core.placement import Placement
+from debubble.interchange.cost_files import load_costs
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
@@ -349,6 +351,15 @@ def test_no_neighbour_of_a_seed_has_less_to_do_on_its_busiest_rank() -> None:
     found = min(busiest[cut] for cut in cutting.seeds())
     assert found == min(busiest.values())
     assert all(cut in busiest for cut in neighbors((0, 6, 6), cutting.least))
+
+
+def test_a_search_begins_with_the_cut_of_published_schedules() -> None:
+    file = load_costs(Path("examples/layers.yaml"))
+    for root in Request(
+        4, 8, 2, layers=file.layers, placement=Placement.wave(4, 2), memory=16, costs=file.costs
+    ).problems:
+        assert root.layers is not None
+        assert root.layers.balanced(root.placement) in Cutting(root).seeds()
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ class Cutting:
         return tuple(cut.tolist())
 
     def seeds(self) -> list[Cut]:
-        """Return cuts to begin with: even, and balanced with room for several microbatches.
+        """Return cuts to begin with: even, published schedules', and with room for microbatches.
 
         Schedules hold from p/3 microbatches on a rank to p, 1F1B on rank r as many as p − r.
         """
@@ -290,8 +290,9 @@ class Cutting:
         rooms: list[NDArray[np.float64]] = [*same, np.arange(p, 0.0, -1.0)]
         if np.isinf(self.root.limits).all():
             rooms = rooms[:1]
-        known = self.root.layers and self.root.layers.known
-        cuts = [self._even]
+        layers = self.root.layers
+        assert layers is not None
+        known, cuts = layers.known, [self._even, layers.balanced(self.root.placement)]
         if known and known.mtp_stage is None and known.is_on(self.root.placement):
             cuts.append(known.cut)
         if self.plain:
