@@ -81,7 +81,7 @@ figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/f
 	$(BIN)/python docs/figures/draw.py
 
 docs: $(BIN)/debubble  ## build the documentation, with a page for every schedule: build/site/index.html
-	@$(BIN)/python -c "import zensical, mkdocstrings" 2>/dev/null \
+	@$(BIN)/python -c "import zensical, mkdocstrings, playwright" 2>/dev/null \
 	|| $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/python docs/build.py
 	@echo 'build/site/index.html; with search: $(BIN)/python -m http.server -d build/site'
