@@ -63,6 +63,8 @@ CASES = {
     "late-recompute": lambda: lowered("zb-h1", recompute="full", recompute_at="with-backward"),
     "transfers": lambda: lowered("zb-v", transfers="eager"),
     "queued-transfers": lambda: lowered("seq1f1b", transfers="queued"),
+    "carries": lambda: lowered("zb-h1", carry=[(0, 2)]),
+    "carries-sent": lambda: lowered("1f1b", carry=[(0, 2)], transfers="eager"),
     "offload": lambda: lowered("1f1b", COPYING, offload="full"),
     "copies-to-ranks": lambda: simulated(db.make("bpipe", ranks=4, microbatches=8), COPYING),
     "fsdp": lambda: lowered("interleaved-1f1b", SHARDED, sharding="fsdp"),
