@@ -41,4 +41,6 @@ def test_several_processes_add_to_the_files_of_a_kernel(
 
 
 def test_a_function_without_files_stays_as_it_is() -> None:
-    add_one_by_one(SimpleNamespace())
+    function = SimpleNamespace()
+    add_one_by_one(function)
+    assert function == SimpleNamespace()
