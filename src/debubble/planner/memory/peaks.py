@@ -147,7 +147,7 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     timeline = replace(timeline, table=Costs(**memory_costs(case)).table(schedule))
     again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
-    beside = again / schedule.slices, over / schedule.slices
+    extra = again / schedule.slices, over / schedule.slices
     head = logits_bytes(case) / schedule.slices
     for rank in range(schedule.ranks):
         moments = Moments(timeline, rank)
@@ -155,7 +155,7 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(moments, beside, backwards),
+            _activations(moments, extra, backwards),
             buffers(moments, each[0].boundary, training.runtime),
             _logits(moments, head, _held_logits(training)),
             rank_state(case, schedule, rank),
@@ -220,10 +220,10 @@ def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
     return replace(state, weights=state.weights * versions) if versions > 1 else state
 
 
-def _activations(moments: Moments, beside: tuple[Floats, Floats], backwards: Backwards) -> Floats:
+def _activations(moments: Moments, extra: tuple[Floats, Floats], backwards: Backwards) -> Floats:
     """Return activations in flight by the engine, and those of running backwards.
 
-    `beside` are bytes of every stage: what B and I recompute, and what W needs beyond what is
+    `extra` are bytes of every stage: what B and I recompute, and what W needs beyond what is
     stored.
     """
     timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
@@ -240,7 +240,7 @@ def _activations(moments: Moments, beside: tuple[Floats, Floats], backwards: Bac
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(work.starts, added[here]), (work.stops, freed[here])]
     split, weights, whole = backwards
-    again, over = beside
+    again, over = extra
     if again.any():
         for run, back in ((whole, again[0]), (split, again[1])):
             amounts = back[work.stages[run]]

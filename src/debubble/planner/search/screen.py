@@ -55,7 +55,7 @@ from debubble.planner.search.search_result import (
 )
 from debubble.planner.search.within_memory import (
     Base,
-    Variants,
+    BaseVariants,
     base_cut,
     base_of,
     least_floor,
@@ -79,8 +79,8 @@ class _Item(NamedTuple):
     """Reason to leave them out where the bound is too high."""
     open: Callable[[], None]
     """Function that looks closer, and decides or adds items with higher bounds."""
-    variants: Sequence[Variants]
-    """Variants of a candidate that was simulated."""
+    variants: Sequence[BaseVariants]
+    """BaseVariants of a candidate that was simulated."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Screen:
 
     def _add(
         self, bound: float, count: int, reason: str, then: Callable[[], None],
-        variants: Sequence[Variants] = (),
+        variants: Sequence[BaseVariants] = (),
     ) -> None:  # fmt: skip
         self.number += 1
         heappush(self.items, _Item(bound, self.number, count, reason, then, variants))
@@ -261,7 +261,7 @@ class Screen:
         else:
             self.found.leave_out(reason or IN_FLIGHT)
 
-    def _decide(self, several: Sequence[Variants]) -> None:
+    def _decide(self, several: Sequence[BaseVariants]) -> None:
         """Look at one more variant of a candidate's bases that may still be among the best."""
         variants = min(several, key=lambda one: one.floor)
         if variants.floor <= self._limit(variants.base.plan.candidate):
@@ -272,7 +272,7 @@ class Screen:
                 return
         self._finish(several)
 
-    def _finish(self, several: Sequence[Variants]) -> None:
+    def _finish(self, several: Sequence[BaseVariants]) -> None:
         """Take the fastest variant of a candidate, or one that is near; none where all are slow."""
         plans = [plan for one in several if (plan := self._outcome(one)) is not None]
         if plans:
@@ -280,7 +280,7 @@ class Screen:
         else:
             self.found.leave_out(SLOWER, simulated=True)
 
-    def _outcome(self, variants: Variants) -> Evaluated | None:
+    def _outcome(self, variants: BaseVariants) -> Evaluated | None:
         base = variants.base
         near = not base.plan.fits and base.without_limit <= self._limit(base.plan.candidate)
         return variants.plan if variants.started or near else None
@@ -364,7 +364,7 @@ class Screen:
         for base in bases:
             if base.plan.fits:
                 self._keep(base.plan)
-        several = [Variants(self.request, base, self.splits) for base in bases]
+        several = [BaseVariants(self.request, base, self.splits) for base in bases]
         least = min(base.floor for base in bases)
         self._add(least, 1, SLOWER, partial(self._decide, several), several)
 

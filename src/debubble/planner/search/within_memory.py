@@ -157,7 +157,7 @@ def within_limit_of(
 
 
 @dataclass
-class Variants:
+class BaseVariants:
     """The variants of a base, looked at one by one as long as they may be among the best."""
 
     request: PlanRequest
