@@ -43,15 +43,15 @@ browser:  ## Chromium for the tests of pages, where apt has it
 	|| echo "Chromium could not be installed: tests of pages are skipped"
 
 # Tests of processes and pages wait much of their time: a third worker uses it on two cores.
-test: $(VENV)/.dev browser  ## run every test
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+test: $(VENV)/.dev browser  ## run every test, laws on some of their cases
+	SOME_CASES=1 $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 D ?=
 quick: $(VENV)/.dev  ## the tests for every edit, of one folder with make quick D=engine
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup \
 	-m "not browser and not processes and not slow and not law" $(if $(D),tests/$(D))
 
-laws: $(VENV)/.dev  ## the laws over all commands, options, costs, schedules and kinds
+laws: $(VENV)/.dev  ## the laws over all commands, options, costs, schedules and kinds: all cases
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/laws
 
 MINUTES ?= 10

@@ -49,6 +49,10 @@ FEWER, LEAST, MORE = 16, 3, 6
 CASES_FEWER, CASES_LEAST = 16, 2
 """A test with many cases has a sixteenth of them when quick, but some."""
 
+LAW_CASES_FEWER, LAW_CASES_LEAST = 3, 12
+"""With ``SOME_CASES=1``, as in ``make test``, a law has a third of its cases, but some. Each has
+others, so that every schedule, option and cost is in several. ``make laws`` has all."""
+
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
 gives the next."""
@@ -128,9 +132,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick.update(dict.fromkeys((item.path for item in items), False))
     quick.update(dict.fromkeys((item.path for item in short), True))
     if PROFILE == "quick":
-        dropped = set(short).difference(some_of_many(short))
-        config.hook.pytest_deselected(items=[item for item in short if item in dropped])
-        items[:] = [item for item in items if item not in dropped]
+        keep_some(config, items, short, CASES_FEWER, CASES_LEAST)
+    elif os.environ.get("SOME_CASES"):
+        laws = [item for item in items if item.get_closest_marker("law")]
+        keep_some(config, items, laws, LAW_CASES_FEWER, LAW_CASES_LEAST)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
@@ -141,16 +146,22 @@ def is_left_out(item: pytest.Item) -> bool:
     return not LEFT_OUT.isdisjoint(mark.name for mark in item.iter_markers())
 
 
-def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of a test with many cases some that are spread over all of them, others for each test."""
+def keep_some(
+    config: pytest.Config, items: list[pytest.Item], many: list[pytest.Item], fewer: int, least: int
+) -> None:
+    """Leave out most cases of `many`: those left are spread over all, others for each test."""
     cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
+    for item in many:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped = set(many)
     for name, every in cases.items():
-        count = min(len(every), max(math.ceil(len(every) / CASES_FEWER), CASES_LEAST))
+        count = min(len(every), max(math.ceil(len(every) / fewer), least))
         begin = zlib.crc32(name.encode()) % len(every)
-        for number in range(count):
-            yield every[(begin + number * len(every) // count) % len(every)]
+        dropped.difference_update(
+            every[(begin + number * len(every) // count) % len(every)] for number in range(count)
+        )
+    config.hook.pytest_deselected(items=[item for item in many if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.hookimpl(tryfirst=True)
