@@ -199,7 +199,7 @@ def test_conventions_say_what_the_numbers_are() -> None:
     )
     assert ranked["conventions"]["times"] == "per rank ÷ 2 chunks"
     assert ranked["conventions"]["memory"].startswith("in the unit of the activation costs")
-    assert "W 50 % is held" in ranked["conventions"]["memory"]
+    assert "50 % is held" in ranked["conventions"]["memory"]
 
 
 def test_the_report_names_every_measure_and_aligns_its_columns() -> None:

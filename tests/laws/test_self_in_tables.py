@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -17,20 +17,16 @@ from debubble.cli.schedules import describe, explain, overview
 from debubble.core.units import number, percent
 from debubble.schedules.registry import Entry, find
 
-BUILD = Path(__file__).resolve().parents[2] / "docs" / "build.py"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 EACH = pytest.mark.parametrize("entry", db.schedules(), ids=lambda entry: entry.name)
 
 
 @cache
-def site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_build", BUILD)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def module(name: str) -> ModuleType:
+    """A module of the site."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BUILD.parent))
-        spec.loader.exec_module(module)
-    return module
+        patch.syspath_prepend(str(DOCS))
+        return importlib.import_module(name)
 
 
 @cache
@@ -72,20 +68,23 @@ def test_the_table_says_what_a_simulation_says_and_marks_other_sizes(entry: Entr
 @EACH
 def test_the_site_says_what_the_table_says(entry: Entry) -> None:
     timeline, away = simulated(entry)
-    found = {"equal times": glance(entry, db.Costs.per_rank(F=1, I=1, W=1))}
-    assert found["equal times"] is not None
-    settings = site().SETTINGS
-    row = site().schedules_page(
-        [entry], {entry.name: dict.fromkeys(settings, found["equal times"])}
-    )
-    cells = [cell.strip() for cell in row.splitlines()[6].strip("|").split("|")]
+    found = glance(entry, db.Costs.per_rank(F=1, I=1, W=1))
+    assert found is not None
+    card = module("gallery").card(entry, found, timeline)
     peak = number(round(float(timeline.peak_activation.max()), 2))
-    assert cells[2:5] == [str(entry.chunks or "any"), peak, f"{100 * timeline.overhead:.1f}"]
-    assert cells[-1] == away
+    shown = re.findall(r"<dd>(.*?)</dd>", card)
+    assert shown[:3] == [str(entry.chunks or "any"), peak, percent(timeline.bubble_ratio)]
+    assert re.findall(r"<abbr.*>(.*)</abbr>", card) == [away] * bool(away)
+    pages = module("schedule_pages")
+    page = pages.index_page([entry], {entry.name: dict.fromkeys(pages.SETTINGS, found)}, "")
+    name, *shares = (cell.strip() for cell in page.splitlines()[-1].strip("|").split("|"))
+    assert name.endswith(f"({away})" if away else ".md)")
+    assert set(shares) == {percent(timeline.overhead)}
 
 
 def test_the_site_measures_with_the_same_function() -> None:
     entry = next(entry for entry in db.schedules() if entry.name == "slimpipe")
-    measured = site().measured(entry)
-    assert set(measured) == set(site().SETTINGS)
+    pages = module("schedule_pages")
+    measured = pages.measured(entry)
+    assert set(measured) == set(pages.SETTINGS)
     assert measured["equal times"].timeline.makespan == simulated(entry)[0].makespan

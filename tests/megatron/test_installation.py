@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,6 +245,7 @@ TRIGGERS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "offloads as actions": ("pipeoffload-full", {"virtual_pipeline_model_parallel_size": 2}),
     "collectives as actions": (add_sharding(MADE), {}),
+    "carries to stages that are no neighbors": (replace(MADE, carries=((0, 1),)), {}),
 }  # fmt: skip
 """By what is refused: a schedule and a configuration that have it."""
 

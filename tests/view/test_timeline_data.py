@@ -12,7 +12,7 @@ import pytest
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import kinds_of, microbatches_of, stages_of
-from debubble.core.kinds import TRANSFER_KINDS, Kind
+from debubble.core.kinds import CARRY_KINDS, TRANSFER_KINDS, Kind
 from debubble.lowering.transfers import add_transfers
 from debubble.view.timeline_data import _levels, encode
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
@@ -113,7 +113,7 @@ def test_explicit_sends_are_rows_of_their_own():
     kinds = decoded(data)["kind"]
     assert data["counts"][:2] == [6, 6]
     assert data["counts"][2:] == [6, 6]
-    assert set(kinds[12:].tolist()) == set(TRANSFER_KINDS)
+    assert set(kinds[12:].tolist()) == set(TRANSFER_KINDS) - set(CARRY_KINDS)
     places = np.cumsum(decoded(data)["place"].astype(np.int64) + 1) - 1
     np.testing.assert_array_equal(kinds, kinds_of(lowered.actions[places]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.core.units import percent
+from debubble.core.units import rough_percent
 from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
@@ -49,7 +49,7 @@ def too_fast(plan: Evaluated) -> list[str]:
     if mfu <= best:
         return []
     return [
-        f"an MFU of {percent(mfu)} is more than the {percent(best)} that the best matrix product "
-        f"on {gpu.name} is known to reach; check batch, sequence and GPUs of the measurement, and "
-        "that its time is that of a whole step"
+        f"an MFU of {rough_percent(mfu)} is more than the {rough_percent(best)} that the best "
+        f"matrix product on {gpu.name} is known to reach; check batch, sequence and GPUs of the "
+        "measurement, and that its time is that of a whole step"
     ]
