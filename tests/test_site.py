@@ -311,4 +311,5 @@ def test_searches_find_the_page_that_answers(open_page: Callable[..., Any]) -> N
         page.keyboard.press("Control+a")
         page.keyboard.insert_text(words)
         link = f"/{wanted}?h={quote_plus(words)}"
-        page.wait_for_selector(f"li:nth-child(-n + 2) > [role=option][href*='{link}']")
+        answer = f"li:nth-child(-n + 2) > [role=option][href*='{link}']"
+        assert page.wait_for_selector(answer) is not None

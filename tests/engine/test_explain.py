@@ -229,6 +229,20 @@ def shifted(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     return rebuilt(schedule, programs)
 
 
+def test_a_wait_for_a_copy_ends_a_group_of_blocking_transfers() -> None:
+    waits = "0F0 0OFFLOAD0 0RELOAD0 0SEND_F0 0F1 0RECV_B0 0B0 0RECV_B1 0OFFLOAD1 0WAIT_OFFLOAD1"
+    rows = [
+        f"{waits} 0SEND_F1 0RELOAD1 0B1".split(),
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    schedule = Schedule.from_text(rows, Placement.linear(2), 2)
+    with pytest.raises(ScheduleError, match=r"0SEND_F1 \(rank 0\) runs after 0RECV_B1 \(rank 0\)"):
+        simulate(schedule, p2p_mode="blocking")
+    without = [[text for text in row if "WAIT" not in text] for row in rows]
+    schedule = Schedule.from_text(without, Placement.linear(2), 2)
+    assert simulate(schedule, p2p_mode="blocking").makespan == 11
+
+
 @settings(max_examples=40)
 @given(data=st.data())
 def test_fewer_queues_stop_more(data: st.DataObject) -> None:

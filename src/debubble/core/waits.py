@@ -285,8 +285,12 @@ def computing_before(schedule: Schedule) -> Positions:
 
     An action of a side stream is issued when its rank has done that one.
     """
-    busy = computes(kinds_of(schedule.actions))
-    index = np.where(busy, np.arange(len(schedule)), -1)
+    return last_before(schedule, computes(kinds_of(schedule.actions)))
+
+
+def last_before(schedule: Schedule, chosen: NDArray[np.bool_]) -> Positions:
+    """Return the position of the last chosen action before each in its program, −1 for none."""
+    index = np.where(chosen, np.arange(len(schedule)), -1)
     last = np.concatenate([[-1], np.maximum.accumulate(index)[:-1]]) if len(index) else index
     opening = np.repeat(schedule.offsets[:-1], np.diff(schedule.offsets))
     return np.where(last >= opening, last, -1)

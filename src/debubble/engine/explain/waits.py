@@ -20,9 +20,16 @@ from numpy.typing import NDArray
 from debubble.core.actions import among, group_bounds, kinds_of, pairs_of
 from debubble.core.errors import ScheduleError
 from debubble.core.kind_relations import ranks_stepped_with
-from debubble.core.kinds import COMPUTE_KINDS, KINDS, STEP_KINDS, TRANSFER_KINDS, Of
+from debubble.core.kinds import (
+    COMPUTE_KINDS,
+    KINDS,
+    STEP_KINDS,
+    TRANSFER_KINDS,
+    WAIT_KINDS,
+    Of,
+)
 from debubble.core.schedule import Schedule
-from debubble.core.waits import computing_before, waits_for
+from debubble.core.waits import last_before, waits_for
 from debubble.engine.explain import words
 from debubble.engine.explain.cycle import shortest_cycle
 from debubble.engine.explain.words import ORDER, Verb, WaitStep
@@ -89,8 +96,9 @@ class _Edges:
         self.kind = kinds_of(schedule.actions)
         self.rank = schedule.ranks_of_actions
         self.begin = group_bounds(schedule.actions)[0]
-        self.before = computing_before(schedule)
-        self.compute = among(self.kind, COMPUTE_KINDS)
+        # A wait for a copy takes no time, but what stands behind it does not begin before it.
+        self.compute = among(self.kind, (*COMPUTE_KINDS, *WAIT_KINDS))
+        self.before = last_before(schedule, self.compute)
         self.steps = among(self.kind, STEP_KINDS)
         waits = waits_for(schedule)
         met = _RECEIVES[self.kind[waits.consumer]]
