@@ -26,10 +26,10 @@ from debubble.interchange.trace_events import run_trace, trace_text, write_trace
 from debubble.lowering.carries import add_carries
 from debubble.lowering.transfers import RECEIVE_POLICIES, TRANSFER_POLICIES, add_transfers
 from debubble.megatron.refused import refuse
+from debubble.playground.faster import faster
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PageState, Wanted
-from debubble.playground.work import faster
 from debubble.schedules.registry import Entry
 from tests.command import call
 from tests.strategies import ENTRIES, carrying, costs_for, made
@@ -188,6 +188,25 @@ def test_every_policy_places_carries_or_refuses(policy: Any) -> None:
 def test_other_skip_connections_are_another_model() -> None:
     rows = [three(4), db.make("1f1b", ranks=3, microbatches=4)]
     assert "other skip connections" in str(db.compare(rows))
+
+
+def test_so_are_the_same_stages_of_a_finer_cut_but_not_the_same_shares() -> None:
+    four = db.make("1f1b", ranks=4, microbatches=4, carry=[(0, 3)])
+    eight = [db.make("zb-v", ranks=4, microbatches=4, carry=[there]) for there in ((0, 3), (1, 6))]
+    costs = Costs.per_rank(F=1, I=1, W=1)
+    assert "so none is fastest" in db.compare([four, eight[0]], costs=costs).headline
+    assert "zb-v is fastest" in db.compare([four, eight[1]], costs=costs).headline
+
+
+@pytest.mark.parametrize("mode", ["overlapped", "channel"])
+def test_pairs_send_to_neighbors_first_as_written_or_not(mode: Any) -> None:
+    sizes: dict[str, Any] = {"ranks": 2, "microbatches": 4, "chunks": 2, "carry": [(0, 3)]}
+    costs = Costs(F=1, B=2, p2p_carry=3)
+    implicit, explicit = (
+        db.simulate(db.make("interleaved-overlap", **sizes, **more), costs, mode).makespan
+        for more in ({}, {"transfers": "eager"})
+    )
+    assert implicit == explicit
 
 
 def test_a_trace_has_the_carries_of_its_schedule(tmp_path: Any) -> None:

@@ -220,7 +220,9 @@ class Comparison:
             head = f"{' and '.join(self.unlike)}, so none is fastest; {best.name} has the smallest "
             head += f"overhead{within}: {percent(best.overhead)}"
             if other is not None:
-                head += f" against {percent(other.overhead)} of {other.name}"
+                theirs = percent(other.overhead)
+                equal = theirs == percent(best.overhead)
+                head += f", as {other.name}" if equal else f" against {theirs} of {other.name}"
             return head
         head = f"{best.name} is fastest{within}: {time(best.makespan, self.time_unit)}"
         if other is None:
@@ -229,7 +231,8 @@ class Comparison:
         if saved >= 5e-4:
             theirs = f"{other.name} ({time(other.makespan, self.time_unit)})"
             return f"{head}, {100 * saved:.1f} % less time than {theirs}"
-        head = f"{head}, the same time as {other.name}"
+        about = "the same" if saved < 1e-9 else "about the same"
+        head = f"{head}, {about} time as {other.name}"
         if best.peak_activation < other.peak_activation:
             head += f" with less activation memory ({self._peak(best)} against "
             head += f"{self._peak(other)})"

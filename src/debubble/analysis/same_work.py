@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND, SPLIT_KINDS
+from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
 MODELS_DIFFER = "the models differ"
@@ -42,25 +44,41 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     ranks = [timeline.schedule.ranks for timeline in timelines]
     if len(set(ranks)) > 1:
         found.append(f"the clusters differ ({_all(ranks)} ranks)")
-    carries = {(t.schedule.stages, t.schedule.carries) for t in timelines}
-    if len(carries) > len({stages for stages, _ in carries}):
-        found.append(f"{MODELS_DIFFER} (other skip connections)")
+    models_differ = []
+    if len({skips(timeline.schedule) for timeline in timelines}) > 1:
+        models_differ.append("other skip connections")
     models = [model_work(timeline) for timeline in timelines]
     alike = _same([model_size(timeline) for timeline in timelines]) or len(set(ranks)) > 1
     batches = [t.schedule.microbatches * t.schedule.iterations for t in timelines]
-    if alike and _same([batch * model for batch, model in zip(batches, models, strict=True)]):
-        return tuple(found)
-    if not (alike and _same(models)):
+    same = alike and _same([batch * model for batch, model in zip(batches, models, strict=True)])
+    if not (same or (alike and _same(models))):
         places = [timeline.schedule.placement for timeline in timelines]
         stages = [placement.stages // placement.copies for placement in places]
         if len(set(stages)) > 1:
-            found.append(f"{MODELS_DIFFER} ({_all(stages)} stages)")
+            models_differ.append(f"{_all(stages)} stages")
         else:
             works = [float(f"{model[0] + model[1]:.6g}") for model in models]
-            found.append(f"{MODELS_DIFFER} (one microbatch takes {_all(works)} of work)")
-    if len(set(batches)) > 1:
+            models_differ.append(f"one microbatch takes {_all(works)} of work")
+    if models_differ:
+        found.append(f"{MODELS_DIFFER} ({'; '.join(models_differ)})")
+    if not same and len(set(batches)) > 1:
         found.append(f"the batches differ ({_all(batches)} microbatches)")
     return tuple(found)
+
+
+def skips(schedule: Schedule) -> frozenset[tuple[Fraction, Fraction]]:
+    """Return the skip connections by shares of the model: where each begins and where it ends.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> four = db.make("1f1b", ranks=4, microbatches=8, carry=[(0, 3)])
+    >>> eight = db.make("zb-v", ranks=4, microbatches=8, carry=[(1, 6)])
+    >>> skips(four) == skips(eight) == {(Fraction(1, 4), Fraction(3, 4))}
+    True
+    """
+    stages = schedule.stages
+    return frozenset((Fraction(a + 1, stages), Fraction(b, stages)) for a, b in schedule.carries)
 
 
 def model_work(timeline: Timeline) -> NDArray[np.float64]:

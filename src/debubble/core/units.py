@@ -134,11 +134,15 @@ def plural(noun: str) -> str:
 def percent(share: float) -> str:
     """Return an exact share as a percentage with two decimals; there is no minus zero.
 
+    What is less than rounding shows, but more than its error, is not nothing.
+
     Examples
     --------
-    >>> percent(1.0), percent(0.27272727), percent(-1e-17)
-    ('100.00 %', '27.27 %', '0.00 %')
+    >>> percent(1.0), percent(0.27272727), percent(-1e-17), percent(4e-5)
+    ('100.00 %', '27.27 %', '0.00 %', '< 0.01 %')
     """
+    if 1e-9 < share < 0.5e-4:
+        return "< 0.01 %"
     return f"{round(share * 100, 2) + 0.0:.2f} %"
 
 

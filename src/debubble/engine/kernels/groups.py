@@ -84,7 +84,10 @@ def run_group(
     for index in range(members):
         member = read_item(begin + index, rank, frame) if index > 0 else item
         end_work(member, end, frame, transfers, side)
-        if carry is not None:
+    if carry is not None:
+        # As where sends are actions: what goes to neighbors is sent first.
+        for index in range(members):
+            member = read_item(begin + index, rank, frame) if index > 0 else item
             hand_carried(member, end, frame, transfers, carry)
     frame.turns.next_action[rank] = begin + members
     return DONE

@@ -337,14 +337,16 @@ def buys(found: Answer) -> list[str]:
     if (larger := found.larger) is not None:
         more = larger.candidate.degrees.gpus - found.request.cluster.gpus
         how = f" ({degrees_text(larger.candidate)}, {larger.schedule})"
-        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", best, larger) + how)
+        lines.append(
+            _with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", best, larger, "at most ") + how
+        )
     return lines
 
 
-def _with(more: str, best: Evaluated, plan: Evaluated) -> str:
+def _with(more: str, best: Evaluated, plan: Evaluated, most: str = "") -> str:
     """Return the step time with more of something, and what that saves."""
     saved = best.step_time - plan.step_time
-    return f"with {more}, a step takes {seconds(plan.step_time)}, {seconds(saved)} less"
+    return f"with {more}, a step takes {most}{seconds(plan.step_time)}, {seconds(saved)} less"
 
 
 def whole_timeline(plan: Evaluated) -> Timeline:
