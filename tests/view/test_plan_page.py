@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from debubble.core.units import rough_percent
 from debubble.planner.answer.explain import PARTS
 from debubble.planner.answer.plan import plan_for
 from debubble.planner.answer.report import compared, faster, leaner
-from debubble.planner.answer.words import gigabytes, seconds, share, three_digits, with_error
+from debubble.planner.answer.words import gigabytes, seconds, three_digits, with_error
 from debubble.view.page import asset
 from debubble.view.plan_page import plan_page, plan_view, plans_of
 
@@ -41,7 +42,7 @@ def test_the_page_shows_what_the_terminal_says(visit, plan, address):
     error = with_error(plan.step_seconds, plan.step_error).partition("± ")[2]
     assert f"± {error} for 9 of 10 steps" in step
     assert three_digits(best.speed.tokens_per_second) in tokens
-    assert share(best.speed.mfu["causal"]) in " ".join(mfu.split())
+    assert rough_percent(best.speed.mfu["causal"]) in " ".join(mfu.split())
     assert f"{gigabytes(max(best.peaks))[:-3]} of 30.0 GB" in " ".join(memory.split())
     rows = [row.split("\t") for row in texts(page, "tr[data-plan]")]
     plans = plans_of(plan.found)
@@ -85,10 +86,10 @@ def test_texts_of_numbers_are_the_same_in_both_languages(visit, address):
     words = asset("plan/plan_words.js").replace("export ", "")
     found = page.evaluate(
         f"""(numbers) => {{ {words}
-        return numbers.map((one) => [digits(one), seconds(one), share(one)]); }}""",
+        return numbers.map((one) => [digits(one), seconds(one), roughPercent(one)]); }}""",
         numbers,
     )
-    assert found == [[three_digits(one), seconds(one), share(one)] for one in numbers]
+    assert found == [[three_digits(one), seconds(one), rough_percent(one)] for one in numbers]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 // Bars of a plan: memory of every rank, part by part, and seconds by cause.
 
 import { make } from "./shared.js";
-import { gigabytes, seconds, share, signed } from "./plan_words.js";
+import { gigabytes, seconds, roughPercent, signed } from "./plan_words.js";
 
 const THIN = 24; // ranks from which rows are thin
 
@@ -34,7 +34,7 @@ export function timeBars({ causes, step_time: whole }, names) {
   return make("div", { class: "cause-bars" }, ...found.map(([cause, value]) => {
     const bar = make("i", {});
     bar.style.width = `${(100 * value) / most}%`;
-    return make("div", { class: "row", title: names[cause]?.[1] ?? "" }, make("span", { class: "name" }, names[cause]?.[0] ?? cause), make("div", { class: "bar" }, bar), make("span", { class: "amount" }, seconds(value)), make("span", { class: "faint" }, share(value / whole)));
+    return make("div", { class: "row", title: names[cause]?.[1] ?? "" }, make("span", { class: "name" }, names[cause]?.[0] ?? cause), make("div", { class: "bar" }, bar), make("span", { class: "amount" }, seconds(value)), make("span", { class: "faint" }, roughPercent(value / whole)));
   }));
 }
 

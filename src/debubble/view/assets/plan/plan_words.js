@@ -29,7 +29,13 @@ export function errorOf(value, error) {
 }
 
 export const gigabytes = (value) => `${(value / 1e9).toFixed(1)} GB`;
-export const share = (value) => `${(100 * value).toFixed(1).replace("-", "−")} %`;
+
+/** A share as a percentage with two digits. */
+export function roughPercent(value) {
+  const percent = Math.abs(value) < 1 ? Number((100 * value).toPrecision(2)) : 100 * value, size = Math.abs(percent);
+  return `${percent.toFixed(size >= 10 ? 0 : size >= 1 ? 1 : 2)} %`;
+}
+
 export const signed = (value, text) => `${value < 0 ? "−" : "+"}${text}`;
 
 /** Degrees above one, or all of `names`. */
