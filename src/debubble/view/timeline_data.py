@@ -178,10 +178,11 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "held": _idle(timeline, found, MEMORY, tick)[order],
         "wait": _idle(timeline, found, P2P, tick)[order],
         "queued": _ticks(queued(timeline), tick)[order],
-        "delayed": _ticks(queued(timeline, carried=True), tick)[order],
         "level": _levels(timeline)[order],
         "place": _narrow(np.diff(order - np.arange(len(order)), prepend=0)),
     }
+    if schedule.carries:
+        columns["delayed"] = _ticks(queued(timeline, carried=True), tick)[order]
     kept = {name: column for name, column in columns.items() if column.any()}
     return {
         "name": captions.name(timeline),
