@@ -89,7 +89,7 @@ def test_nobody_sends_a_gradient_that_nobody_needs(mode: Any) -> None:
     timeline = db.simulate(schedule, costs, mode)
     assert timeline.makespan == 3 * 1.5 + 2 + 0.5 + 2 - 0.5
     assert boundary_transfers(schedule) == 4
-    assert boundary_transfers(schedule, timeline.table.boundaries) == 3
+    assert boundary_transfers(schedule, timeline.table) == 3
     assert p2p_volume(timeline) == 6
 
 

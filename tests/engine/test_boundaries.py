@@ -17,7 +17,7 @@ from debubble.analysis.bubbles import bubbles
 from debubble.analysis.measures import p2p_volume
 from debubble.engine.modes import P2P_MODES
 from debubble.schedules.registry import Entry
-from debubble.view.bars import transfer_ends
+from debubble.view.transfers import transfer_ends
 from tests.engine.agreement import check_drawn, check_mode, close
 from tests.pairs import each_sort
 from tests.strategies import TIMES, costs_for, made

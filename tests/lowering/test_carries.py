@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble import Costs, Placement, Schedule
-from debubble.analysis.measures import boundary_transfers
+from debubble.analysis import metrics
+from debubble.analysis.measures import boundary_transfers, p2p_volume
 from debubble.core.errors import FormatError, ParameterError, ScheduleError
 from debubble.core.kinds import CARRY_KINDS
 from debubble.diagnosis.diagnose import read_trace
@@ -31,6 +32,7 @@ from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PageState, Wanted
 from debubble.schedules.registry import Entry
+from debubble.view import captions
 from tests.command import call
 from tests.strategies import ENTRIES, carrying, costs_for, made
 
@@ -66,6 +68,27 @@ def test_it_takes_the_time_of_a_message_to_the_next_stage_unless_given() -> None
 def test_no_gradient_is_carried_to_stages_without_a_backward() -> None:
     timeline = db.simulate(three(), Costs(p2p_carry=9, frozen=[1, 0, 0]))
     assert timeline.costs[timeline.graph.dynamic_costs :].tolist()[-1] == 0
+
+
+def test_gradients_that_nobody_needs_are_not_counted() -> None:
+    timeline = db.simulate(three(4), Costs(frozen=[1, 0, 0], p2p_carry=9))
+    # Of 24, without those of stages 1 and 2 to stage 0.
+    assert boundary_transfers(timeline.schedule, timeline.table) == 16
+    assert p2p_volume(timeline) == 16
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_transfers_are_free_only_if_carries_are_too(name: str) -> None:
+    # Stages 0 and 5 of the V are on one rank.
+    carry = [(0, 2)] if name == "1f1b" else [(0, 5)]
+    schedule = db.make(name, ranks=3, microbatches=4, carry=carry)
+    paid = db.simulate(schedule, Costs(p2p_carry=0.4))
+    free = db.simulate(schedule, Costs(p2p_carry=0.0))
+    for timeline, takes_time in ((paid, name == "1f1b"), (free, False)):
+        assert metrics.transfers_take_time(timeline) == takes_time
+        line = metrics.in_short(metrics.conventions(timeline))[-1]
+        assert ("transfers overlapped and free" in line) != takes_time
+        assert ("p2p: transfers take no time" in captions.conventions([timeline])) != takes_time
 
 
 def test_stages_of_one_rank_send_nothing() -> None:

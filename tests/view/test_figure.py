@@ -233,7 +233,7 @@ def test_a_swatch_shows_its_shades():
     assert Swatch.of(Kind.F, 2, COLOR) != Swatch.of(Kind.F, 1, COLOR)
 
 
-STRIP = row_layout(iterations=False, transfers=False, memory=True)
+STRIP = row_layout(iterations=False, transfers=0, memory=True)
 
 
 def test_a_memory_strip_is_nearer_to_its_own_bars_than_to_the_next():
@@ -545,6 +545,26 @@ def test_transfers_are_rows_with_numbers():
     off = figure([timeline], transfers=False)
     assert collection(off.axes[0], "transfers") is None
     assert not [t for t in off.legends[0].get_texts() if "sent" in t.get_text()]
+
+
+def test_what_is_carried_has_lanes_a_shade_and_entries_of_its_own():
+    schedule = db.make("1f1b", ranks=3, microbatches=4, carry=[(0, 2)])
+    timeline = simulate(schedule, db.Costs(F=1, B=2, p2p=0.3, p2p_carry=2))
+    drawing = figure([timeline], memory=False)
+    bars = collection(drawing.axes[0], "transfers")
+    forward, backward, carried, back = (boxes(path) for path in bars.get_paths())
+    assert len(set(hexes(bars.get_facecolors()))) == 4
+    for near, far in ((forward, carried), (backward, back)):
+        assert len(far) == 8
+        np.testing.assert_allclose(far[:, 1] - far[:, 0], 2)
+        np.testing.assert_allclose(near[:, 1] - near[:, 0], 0.3)
+        # Of no lane have both any part.
+        assert all(low[3] <= high[2] or high[3] <= low[2] for low in near for high in far)
+    legend = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert [text for text in legend if "sent" in text] == [
+        "activation sent, received", "gradient sent, received",
+        "carried activation sent, received", "carried gradient sent, received",
+    ]  # fmt: skip
 
 
 def test_transfers_that_are_actions_are_drawn_at_their_times():

@@ -13,6 +13,7 @@ from debubble.core.actions import Kind, kinds_of, unpack
 from debubble.lowering.chain import lower
 from debubble.view.page import asset
 from debubble.view.timeline_data import encode
+from debubble.view.transfers import transfer_ends
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
 CODE = "\n".join(asset(f"timeline/{name}.js") for name in ("marks", "payload", "model", "waits"))
@@ -140,7 +141,7 @@ def paired(schedule):
 def test_transfers_are_in_the_order_of_their_start(model):
     plain = db.make("zb-h1", ranks=3, microbatches=5)
     look = """(run, rank) => {
-      const { count, start, end, busy, by } = run.transfers(rank);
+      const [{ count, start, end, busy, by }] = run.transfers(rank);
       return [Array.from(start), Array.from(end), busy[count], by(start[1]), by(-1)];
     }"""
     for schedule in (plain, lower(plain, transfers="eager")):
@@ -151,3 +152,22 @@ def test_transfers_are_in_the_order_of_their_start(model):
             assert start == sorted(start)
             np.testing.assert_allclose(np.subtract(end, start), 0.25, atol=1e-6)
             assert (busy, some, none) == (pytest.approx(0.25 * wanted), 2, 0)
+
+
+@pytest.mark.parametrize("transfers", ["", "eager"])
+@pytest.mark.parametrize("mode", ["overlapped", "channel"])
+def test_transfers_of_a_page_are_those_of_a_figure(model, mode, transfers):
+    """What is carried, 2 long, is in a lane of its own; its link is busy, so that it queues."""
+    schedule = db.make("1f1b", ranks=3, microbatches=4, carry=[(0, 2)])
+    if transfers:
+        schedule = lower(schedule, transfers=transfers)
+    timeline = db.simulate(schedule, db.Costs(F=1, B=2, p2p=0.3, p2p_carry=2), mode)
+    moved = transfer_ends(timeline)
+    look = "(run, rank) => run.transfers(rank).map(({ start, end }) => [[...start], [...end]])"
+    for rank in range(3):
+        for carried, lane in enumerate(model(timeline, look, rank)):
+            here = (moved.rank == rank) & ~moved.received & (moved.carried == carried)
+            assert here.sum() == ((4, 8, 4), (4, 0, 4))[carried][rank]
+            wanted = [np.sort(times[here]) for times in (moved.start, moved.end)]
+            np.testing.assert_allclose(lane, wanted, atol=1e-6)
+            np.testing.assert_allclose(np.subtract(lane[1], lane[0]), 2 if carried else 0.3)

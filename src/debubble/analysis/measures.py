@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.analysis.receive_buffers import receive_slots
 from debubble.core.actions import Kind, kinds_of, microbatches_of
-from debubble.core.boundaries import Boundaries, largest_message
+from debubble.core.boundaries import largest_message
+from debubble.core.cost_table import CostTable
+from debubble.core.frozen import Freeze
 from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import KINDS, Of
 from debubble.core.schedule import Schedule
@@ -73,19 +75,19 @@ FULLEST = "of the fullest rank"
 """Aggregation of per-rank peaks where one number is shown."""
 
 
-def boundary_transfers(schedule: Schedule, boundaries: Boundaries | None = None) -> int:
+def boundary_transfers(schedule: Schedule, table: CostTable | None = None) -> int:
     """Return the number of activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
     before; what is carried to other stages goes there and back. Stages on the same rank hand it
     over for free, and stages that need no gradient get none. Slices move one by one.
     """
-    return int(_transfers_of_slices(schedule, boundaries).sum())
+    return int(_transfers_of_slices(schedule, table).sum())
 
 
 def _transfers_of_slices(
     schedule: Schedule,
-    boundaries: Boundaries | None,
+    table: CostTable | None,
     lengths: NDArray[np.float64] | None = None,
     *,
     sized: bool = False,
@@ -102,6 +104,7 @@ def _transfers_of_slices(
         by_kind[kind, :, max(-offset, 0) : stages - max(offset, 0)] = moves
     crosses = by_kind.reshape(len(Kind), -1)
     sizes = np.ones(crosses.shape)
+    boundaries, frozen = (table.boundaries, table.frozen) if table else (None, None)
     if boundaries is not None:
         for kind, offset in boundary_offsets().items():
             row = int(offset < 0)
@@ -110,7 +113,7 @@ def _transfers_of_slices(
                 sizes[kind] = boundaries.size[row]
     amounts = np.where(crosses, sizes, 0.0)
     if schedule.carries:
-        amounts += _carried(schedule) * (sizes.max() if sized else 1.0)
+        amounts += _carried(schedule, frozen) * (sizes.max() if sized else 1.0)
     places = crosses.shape[1]
     total = np.zeros(schedule.slices)
     for rank in range(schedule.ranks):
@@ -123,17 +126,24 @@ def _transfers_of_slices(
     return total
 
 
-def _carried(schedule: Schedule) -> NDArray[np.int64]:
-    """Return 1 for kinds and places of a copy of which something is carried to another rank."""
+def _carried(schedule: Schedule, frozen: Freeze | None) -> NDArray[np.int64]:
+    """Return 1 for kinds and places of a copy of which something is carried to another rank.
+
+    No gradient goes back to stages that need none.
+    """
     placement = schedule.placement
     home = placement.ranks_of_stages.reshape(placement.copies, schedule.stages)
+    needed = np.ones(home.shape, dtype=bool)
+    if frozen is not None:
+        needed = frozen.needed[: home.size].reshape(home.shape)
     found = np.zeros((len(Kind), *home.shape), dtype=np.int64)
     for source, target in schedule.carries:
         moves = home[:, source] != home[:, target]
         for spec in KINDS:
             for need in needs_through(spec.kind, carried=True):
-                maker = target if need.of is Of.CARRIED_TO else source
-                found[list(need.kinds), :, maker] = moves
+                back = need.of is Of.CARRIED_TO
+                sent = moves & needed[:, source] if back else moves
+                found[list(need.kinds), :, target if back else source] = sent
     return found.reshape(len(Kind), -1)
 
 
@@ -158,7 +168,7 @@ def p2p_volume(timeline: Timeline) -> float:
     named, given = largest_message(table.costs) > 0, table.costs.message
     message = given if named and isinstance(given, float) else 1.0
     sized = named and not isinstance(given, float)
-    counts = _transfers_of_slices(timeline.schedule, table.boundaries, table.lengths, sized=sized)
+    counts = _transfers_of_slices(timeline.schedule, table, table.lengths, sized=sized)
     if len(counts) == 1:
         return float(counts[0] * message)
     return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
@@ -210,7 +220,7 @@ MEASURES: list[Measure] = [
     ),
     Measure(
         "p2p_transfers",
-        lambda timeline: boundary_transfers(timeline.schedule, timeline.table.boundaries),
+        lambda timeline: boundary_transfers(timeline.schedule, timeline.table),
     ),
     Measure(
         "parameter_copies", lambda timeline: parameter_copies(timeline.schedule),

@@ -70,7 +70,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     """Return the conventions of a timeline: times, transfers, memory and every measure."""
     costs = timeline.table.costs
     p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
-    if not timeline.table.link.any():
+    if not transfers_take_time(timeline):
         p2p += f"; {FREE}"
     schedule = timeline.schedule
     words = {
@@ -112,6 +112,17 @@ HELD = "allocated when F starts, held until W ends (or B)"
 
 FREE = "here transfers take no time"
 """End of the convention of transfers that cost nothing."""
+
+
+def transfers_take_time(timeline: Timeline) -> bool:
+    """Return whether any link takes time, or anything that stages carry does."""
+    table, schedule = timeline.table, timeline.schedule
+    firsts = range(0, schedule.placement.copies * schedule.stages, schedule.stages)
+    return bool(table.link.any()) or any(
+        table.carried(first + one, first + other) > 0
+        for first in firsts
+        for one, other in schedule.carries
+    )
 
 
 def measure_words(costs: Costs) -> dict[str, str]:

@@ -10,7 +10,13 @@ import numpy as np
 from debubble.analysis.check import caveats
 from debubble.analysis.layout import definitions, line_width, table, unstyled, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
-from debubble.analysis.metrics import conventions, in_short, result_text, units
+from debubble.analysis.metrics import (
+    conventions,
+    in_short,
+    result_text,
+    transfers_take_time,
+    units,
+)
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
@@ -157,7 +163,7 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     costs = timeline.table.costs
     schedule = timeline.schedule
     obstacles = []
-    takes_time = timeline.mode != "overlapped" and timeline.table.link.any()
+    takes_time = timeline.mode != "overlapped" and transfers_take_time(timeline)
     if takes_time or MODE[timeline.mode].holds_up:
         waits = f"transfers are p2p {timeline.mode}"
         obstacles.append(Obstacle(waits, "with transfers that overlap"))

@@ -19,10 +19,11 @@ from matplotlib.path import Path
 
 from debubble.analysis.metrics import limit_text
 from debubble.core.kinds import STEP_KINDS, Kind
-from debubble.view.bars import MOVED, Bars, Floats, Ints, TransferEnds
+from debubble.view.bars import Bars, Floats, Ints
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES, STRIPES, Palette
 from debubble.view.options import SMALLEST_FONT, FigureOptions
 from debubble.view.text import text_width
+from debubble.view.transfers import MOVED, TransferEnds
 
 LABEL_SIZES = (1.125, 1.0, 0.875, 0.75)
 """Sizes of labels in those of a figure's text; all labels of a picture have one."""
@@ -280,10 +281,12 @@ def legend_entries(
         more = ", …" if iterations > shown else ""
         tones = Swatch(TONES[:shown], bottom=0.35, height=0.3)
         found.append((tones, f"iteration {', '.join(map(str, range(shown)))}{more}"))
-    for backward, moving in ((False, "activation"), (True, "gradient")):
-        if any(bool((part.backward == backward).any()) for part in moved):
-            kind = moved_kind(panels, backward)
-            found.append((Swatch.of(kind, 1, palette), f"{moving} sent, received"))
+    for carried in (False, True):
+        for backward, moving in ((False, "activation"), (True, "gradient")):
+            if any(np.any((p.backward == backward) & (p.carried == carried)) for p in moved):
+                swatch = Swatch((moved_color(panels, palette, backward, carried),))
+                words = f"{'carried ' if carried else ''}{moving} sent, received"
+                found.append((swatch, words))
     if memory:
         found.append((Patch(facecolor=MEMORY), "activation memory"))
     if memory and options.limit is not None:
@@ -294,10 +297,12 @@ def legend_entries(
     return found
 
 
-def moved_kind(panels: Sequence[Bars], backward: bool) -> Kind:
-    """Return the kind that gives transfers their color: the first that occurs and is moved."""
+def moved_color(panels: Sequence[Bars], palette: Palette, backward: bool, carried: bool) -> str:
+    """Return the color of transfers: of the first kind that is moved; carried ones are lighter."""
     moved = [kind for kind, offset in MOVED.items() if (offset < 0) == backward]
-    return next((kind for kind in moved if any(kind in bars.kinds for bars in panels)), moved[-1])
+    drawn = (kind for kind in moved if any(kind in bars.kinds for bars in panels))
+    kind = next(drawn, moved[-1])
+    return palette.shade(kind, 0, 2) if carried else palette.shade(kind)
 
 
 def columns_for(found: Sequence[LegendEntry], size: float, width: float) -> int:

@@ -1,4 +1,4 @@
-"""Rectangles of a timeline: bars of computing actions, ends of transfers, and layout of rows."""
+"""Rectangles of a timeline: bars of computing actions, and layout of rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import kinds_of, microbatches_of, pairs_of, stages_of
-from debubble.core.carries import WAYS, carry_steps
-from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import (
     COMPUTE_KINDS,
-    FORWARD_KINDS,
-    KINDS,
     STEP_KINDS,
-    TRANSFER_KINDS,
     VOCABULARY_KINDS,
     Kind,
 )
@@ -249,7 +244,7 @@ def chunks_of(placement: Placement) -> Ints:
 _GAP = 1 / 15
 _RIBBON = 0.14
 _STRIP = 7 / 15
-_TRANSFERS = 0.6
+_LANE = 0.3
 _BELOW = 0.25
 """Heights of the parts of a row, in heights of a bar."""
 
@@ -265,7 +260,7 @@ class RowLayout:
     """Height of the band below the bars that marks iterations, 0 for none."""
     transfers: float
     transfers_height: float
-    """Top and height of the row of transfers, whose upper half is sends; height 0 for none."""
+    """Top and height of all lanes of transfers, the upper half for sends; height 0 for none."""
     strip: float
     strip_height: float
     """Baseline and height of the memory strip; height 0 for none."""
@@ -278,13 +273,13 @@ class RowLayout:
         return top, top + np.where(bars.half == WHOLE, self.height, self.height / 2)
 
 
-def row_layout(*, iterations: bool, transfers: bool, memory: bool, label: float = 0.0) -> RowLayout:
-    """Return a layout with the wanted parts.
+def row_layout(*, iterations: bool, transfers: int, memory: bool, label: float = 0.0) -> RowLayout:
+    """Return a layout with the wanted parts, and so many lanes of transfers.
 
-    `label` is the least height of either half of the row of transfers, in heights of a bar.
+    `label` is the least height of such a lane, in heights of a bar.
     """
     ribbon = _RIBBON if iterations else 0.0
-    moving = max(_TRANSFERS, 2 * label) if transfers else 0.0
+    moving = transfers * max(_LANE, label)
     strip = _STRIP if memory else 0.0
     pieces = 1 + (moving > 0) + (strip > 0)
     # A row of bars alone has more room around it.
@@ -303,118 +298,3 @@ def row_layout(*, iterations: bool, transfers: bool, memory: bool, label: float 
         strip_height=strip / share,
         share=share,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class TransferEnds:
-    """Sends and receives of ranks: arrays with one entry for each end of a transfer."""
-
-    rank: Ints
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    received: NDArray[np.bool_]
-    """Whether the rank receives; else it sends."""
-    backward: NDArray[np.bool_]
-    """Whether a gradient moves; else an activation."""
-    unit: Ints
-    """Microbatch, or slice of one, through all iterations."""
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
-def transfer_ends(timeline: Timeline) -> TransferEnds:
-    """Return a timeline's transfers: its actions of that kind, or else what p2p costs imply."""
-    schedule = timeline.schedule
-    kind = kinds_of(schedule.actions)
-    rank = schedule.ranks_of_actions
-    here = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
-    if len(here):
-        return TransferEnds(
-            rank[here], timeline.start[here], timeline.end[here],
-            np.isin(kind[here], [other for other in TRANSFER_KINDS if KINDS[other].receives]),
-            ~np.isin(kind[here], FORWARD_KINDS),
-            microbatches_of(schedule.actions[here]),
-        )  # fmt: skip
-    if not timeline.table.link.any() and not schedule.carries:
-        none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return TransferEnds(none, never, never, none > 0, none > 0, none)
-    unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
-    copy = np.where(np.isin(kind, tuple(MOVED)), schedule.copies_of(unit), 0)
-    link, there = links(timeline, kind, stage, copy, unit)
-    sent = np.flatnonzero(link > 0)
-    begin, lasts, target = timeline.end[sent] + queued(timeline)[sent], link[sent], there[sent]
-    if schedule.carries:
-        makers, times, targets = _carried(timeline)
-        later = (timeline.end + _queued(timeline, timeline.graph.carried))[makers]
-        sent, begin = np.append(sent, makers), np.concatenate([begin, later])
-        lasts, target = np.append(lasts, times), np.append(target, targets)
-    return TransferEnds(
-        np.concatenate([rank[sent], target]),
-        np.tile(begin, 2),
-        np.tile(begin + lasts, 2),
-        np.repeat([False, True], len(sent)),
-        np.tile(_OFFSETS[kind[sent]] < 0, 2),
-        np.tile(unit[sent], 2),
-    )
-
-
-def _carried(timeline: Timeline) -> tuple[Ints, Floats, Ints]:
-    """Return actions whose stages carry something to other ranks, the times, and those ranks."""
-    schedule = timeline.schedule
-    kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
-    steps, homes = carry_steps(schedule.carries, schedule.stages), schedule.homes
-    step = np.zeros(len(kinds), dtype=np.int64)
-    for spec in KINDS:
-        for need in needs_through(spec.kind, carried=True):
-            made = np.isin(kinds, need.kinds)
-            step[made] = steps[1 - WAYS[need.of]][stages_of(schedule.actions[made])]
-    makers = np.flatnonzero(homes[places + step] != homes[places])
-    ends = np.stack([places, places + step], axis=1)[makers]
-    times = np.array([timeline.table.carried(*pair) for pair in ends.tolist()])
-    moves = np.flatnonzero(times > 0)
-    return makers[moves], times[moves], homes[ends[moves, 1]]
-
-
-MOVED = boundary_offsets()
-"""Offset in stages from a kind to the target of its result, for kinds that have one."""
-
-_OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])
-
-
-def links(
-    timeline: Timeline,
-    kind: Ints,
-    stage: Ints,
-    copy: Ints,
-    unit: Ints,
-) -> tuple[NDArray[np.float64], Ints]:
-    """Return the time that an action's result takes to its target, −1 for none, and the target."""
-    placement = timeline.schedule.placement
-    home = np.asarray(placement.table)
-    offset = _OFFSETS[kind]
-    target = stage + offset
-    sends = (offset != 0) & (target >= 0) & (target < placement.stages)
-    stage = np.where(sends, stage, 0)
-    target = np.where(sends, target, 0)
-    here, there = home[copy, stage], home[copy, target]
-    microbatch = timeline.schedule.microbatch_of(unit)
-    place = copy * placement.stages + stage
-    times = timeline.table.transfers(here, there, microbatch, kind, place)
-    return np.where(sends & (here != there), times, -1.0), there
-
-
-def queued(timeline: Timeline) -> NDArray[np.float64]:
-    """Return the queueing time of every result before its transfer to a neighbor starts."""
-    return _queued(timeline, timeline.graph.sent)
-
-
-def _queued(timeline: Timeline, through: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the queueing times before the nodes that results go `through`."""
-    graph = timeline.graph
-    found = np.zeros(len(timeline.schedule))
-    sending = np.flatnonzero(through) if len(through) else np.zeros(0, dtype=np.int64)
-    nodes = through[sending]
-    begin = timeline.node_end[nodes] - timeline.costs[graph.cost[nodes]]
-    found[sending] = begin - timeline.end[sending]
-    return found

@@ -22,6 +22,7 @@ from debubble.analysis.metrics import (
     recompute_words,
     slices_text,
     times_text,
+    transfers_take_time,
 )
 from debubble.analysis.results import shared_units
 from debubble.core.command import command
@@ -136,8 +137,8 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
     """Return the conventions of these timelines as phrases, without repeats."""
     simulated = [timeline for timeline in timelines if not timeline.measured]
-    paying = [timeline for timeline in simulated if timeline.table.link.any()]
-    free = [name(timeline) for timeline in simulated if not timeline.table.link.any()]
+    paying = [timeline for timeline in simulated if transfers_take_time(timeline)]
+    free = [name(timeline) for timeline in simulated if not transfers_take_time(timeline)]
     chunks = {timeline.schedule.chunks for timeline in simulated}
     divisor = chunks.pop() if len(chunks) == 1 else None
     lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in simulated]

@@ -21,7 +21,7 @@ from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
 from debubble.view.artists import add_legend, legend_entries, legend_height
-from debubble.view.bars import Bars, RowLayout, TransferEnds, bars_of, row_layout, transfer_ends
+from debubble.view.bars import Bars, RowLayout, bars_of, row_layout
 from debubble.view.colors import FAINT, INK
 from debubble.view.options import DPI, FigureOptions, read_options
 from debubble.view.panel import Panel, add_panel, add_time_axis, peaks_width
@@ -35,6 +35,7 @@ from debubble.view.text import (
     text_width,
     wrapped,
 )
+from debubble.view.transfers import TransferEnds, transfer_ends
 
 T = TypeVar("T")
 
@@ -209,7 +210,7 @@ class _FigureLayout:
         bar = self._bar_height(bars)
         self.rows: RowLayout = row_layout(
             iterations=any(t.schedule.iterations > 1 for t in timelines),
-            transfers=bool(moves),
+            transfers=max((move.lanes for move in moves), default=0),
             memory=look.memory,
             label=1.05 * self.sizes.small / 72 / bar,
         )

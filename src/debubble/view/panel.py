@@ -20,14 +20,15 @@ from debubble.view.artists import (
     LabelBoxes,
     Labels,
     add_paths,
-    moved_kind,
+    moved_color,
     rectangles,
     step_areas,
 )
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout, TransferEnds
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES, rgb, text_color
 from debubble.view.options import FigureOptions
 from debubble.view.text import TextSizes, text_width
+from debubble.view.transfers import TransferEnds
 
 STEP_WIDTH = 1.8
 """Points of the line that stands for an optimizer step that takes no time."""
@@ -200,28 +201,29 @@ def _bar_labels(panel: Panel, bars: Bars) -> LabelBoxes:
 
 
 def _add_transfers(ax: Axes, panel: Panel, moved: TransferEnds) -> None:
-    """Add sends above receives, in the colors of an activation and of a gradient."""
+    """Add sends above receives in lanes, in the colors of an activation and of a gradient."""
     bars, rows, options, scale = panel.bars, panel.rows, panel.options, panel.scale
-    colors = [options.palette.shade(moved_kind([bars], back)) for back in (False, True)]
-    half = rows.transfers_height / 2
-    top = moved.rank + rows.transfers + np.where(moved.received, half, 0.0)
-    bottom = top + 0.94 * half
+    styles = [(back, carried) for carried in (False, True) for back in (False, True)]
+    colors = [moved_color([bars], options.palette, *style) for style in styles]
+    style = moved.backward + 2 * moved.carried
+    tall = rows.transfers_height / moved.lanes
+    top = moved.rank + rows.transfers + tall * moved.lane
+    bottom = top + 0.94 * tall
     left, right = moved.start * scale, moved.end * scale
-    paths = [
-        rectangles(left[here], right[here], top[here], bottom[here])
-        for here in (~moved.backward, moved.backward)
-    ]
+    masks = [style == number for number in range(len(styles) if moved.carried.any() else 2)]
+    paths = [rectangles(left[here], right[here], top[here], bottom[here]) for here in masks]
     # An instant is seen by its edge.
     add_paths(
-        ax, paths, "transfers", facecolors=colors, edgecolors="face", linewidths=0.3, zorder=2
-    )
+        ax, paths, "transfers", facecolors=colors[: len(paths)], edgecolors="face", linewidths=0.3,
+        zorder=2,
+    )  # fmt: skip
     if not options.labels or not len(moved):
         return
     inks = [text_color(color) for color in colors]
     boxes = LabelBoxes(
         left, right, top, bottom, moved.unit,
         lambda unit: bars.text(unit, options.numbers_from),
-        [inks[back] for back in moved.backward.tolist()], moved.rank,
+        [inks[number] for number in style.tolist()], 2 * moved.rank + moved.carried,
     )  # fmt: skip
     Labels(ax, boxes, panel.sizes.small)
 

@@ -24,8 +24,9 @@ from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
 from debubble.view import captions
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, TransferEnds, bars_of, transfer_ends
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
+from debubble.view.transfers import TransferEnds, transfer_ends
 
 MIN_WIDTH, WIDE = 20, 60
 """Fewest columns, and those from which rows have whole words for labels."""

@@ -13,6 +13,7 @@ critical 1     1 on the critical path
 held     4     ticks of the idle time before the action in which the rank only lacked memory
 wait     4     ticks at the end of that idle time in which the input was on its way
 queued   4     ticks from the action's end to the start of the transfer of its result
+delayed  4     the same, for the transfer of what its stage carries
 level    4     memory the rank holds at most while the action runs, where copies change it meanwhile
 place    1–4   position in the schedule, minus that of the previous row, minus 1
 ======== ===== ============================================================================
@@ -43,6 +44,7 @@ from debubble.analysis.results import shared_units
 from debubble.core.actions import among, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import (
+    CARRY_KINDS,
     COMPUTE_KINDS,
     IN_TURN_KINDS,
     KINDS,
@@ -57,8 +59,9 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
-from debubble.view.bars import Ints, copies_and_shades, links, queued
+from debubble.view.bars import Ints, copies_and_shades
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
+from debubble.view.transfers import links, queued
 
 FORMAT = 2
 TICKS = 1 << 32
@@ -122,6 +125,7 @@ def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
         "stream": spec.stream,
         "counts": _COUNTED[spec.per],
         "receives": spec.receives,
+        "carried": kind in CARRY_KINDS,
         "color": palette.shade(kind),
         "edge": STRIPES.get(kind, ""),
         "stripe": palette.stripes.get(kind, ""),
@@ -177,6 +181,8 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "level": _levels(timeline)[order],
         "place": _narrow(np.diff(order - np.arange(len(order)), prepend=0)),
     }
+    if schedule.carries:
+        columns["delayed"] = _ticks(queued(timeline, carried=True), tick)[order]
     kept = {name: column for name, column in columns.items() if column.any()}
     return {
         "name": captions.name(timeline),
@@ -262,8 +268,10 @@ def _styles(timeline: Timeline, order: Ints) -> tuple[dict[str, list[Any]], Ints
         "kind": kind, "half": half[first], "stage": stage, "copy": copy, "shade": shade,
         "duration": timeline.duration[order[first]],
         "add": added, "free": freed,
-        "link": links(timeline, kind, stage, copy, unit)[0], "unit": unit,
+        "link": links(timeline, actions)[0], "unit": unit,
     }  # fmt: skip
+    if schedule.carries:
+        columns["carry"] = links(timeline, actions, carried=True)[0]
     return {name: column.tolist() for name, column in columns.items()}, style
 
 

@@ -13,6 +13,12 @@ function firstOf(low, high, passes) {
   return low;
 }
 
+/** [top, height] of one of so many lanes that share a height, with a line between two. */
+function laneOf(lane, lanes, tall) {
+  const top = Math.round((lane * tall) / lanes), next = Math.round(((lane + 1) * tall) / lanes);
+  return [top, next - top - (lane + 1 < lanes ? 1 : 0)];
+}
+
 /** One simulated schedule. */
 class Run {
   constructor(meta, columns, { kinds, stacked, streams }) {
@@ -26,14 +32,14 @@ class Run {
     this.critical = columns.critical;
     this.heldTicks = columns.held;
     this.waitTicks = columns.wait;
-    this.queuedTicks = columns.queued;
+    this.queuedTicks = [columns.queued, columns.delayed];
     this.levels = columns.level;
     this.period = meta.microbatches * meta.slices;
     const s = meta.styles;
     this.kindOf = Uint8Array.from(s.kind);
     this.halfOf = Uint8Array.from(s.half);
     this.durationOf = Float64Array.from(s.duration);
-    this.linkOf = Float64Array.from(s.link);
+    this.linkOf = [s.link, s.carry ?? []];
     this.stepOf = Uint8Array.from(s.kind, (kind) => !kinds[kind].stream && kinds[kind].counts === "iteration");
     this.stepped = this.stepOf.includes(1);
     this.shortest = s.duration.reduce((least, time, k) => (this.labelled(s.kind[k]) && !kinds[s.kind[k]].stream && time > 0 ? Math.min(least, time) : least), Infinity);
@@ -244,34 +250,41 @@ class Run {
   /** Actions that wait for an action. */
   waitedForBy(i) { return [...new Set([...this.waits.consumers(i), ...this.waits.after(i)])]; }
 
-  /** Transfers that a rank sends, in order of their start: {count, start, end, kind, busy, by}. */
+  /** Number of lanes of transfers: another one for what stages carry, which is under way at the same time. */
+  get lanes() { return this.carries.length ? 2 : 1; }
+
+  /** Transfers that a rank sends, by lane: to neighbors, then what stages carry. */
   transfers(rank) {
     this.sent ??= [];
-    if (!this.sent[rank]) {
-      const [low, high] = this.row(rank), [first, last] = this.row(this.ranks + rank), own = last > first;
-      const begins = (i) => (own ? this.start[i] : this.end(i) + (this.queuedTicks ? this.queuedTicks[i] * this.tick : 0));
-      const lasts = (i) => (own ? this.duration(i) : this.linkOf[this.style[i]]);
-      const from = own ? first : low, members = new Uint32Array((own ? last : high) - from);
-      let count = 0, sorted = true;
-      for (let i = from; i < from + members.length; i++) {
-        if (lasts(i) < 0 || this.kinds[this.kind(i)].receives) continue;
-        if (count && begins(members[count - 1]) > begins(i)) sorted = false;
-        members[count++] = i;
-      }
-      const order = members.subarray(0, count);
-      if (!sorted) order.sort((a, b) => begins(a) - begins(b) || a - b);
-      const sent = { count, start: new Float64Array(count), end: new Float64Array(count), kind: new Uint8Array(count), busy: new Float64Array(count + 1) };
-      order.forEach((i, k) => {
-        sent.start[k] = begins(i);
-        sent.end[k] = sent.start[k] + lasts(i);
-        sent.kind[k] = this.kind(i);
-        sent.busy[k + 1] = sent.busy[k] + lasts(i);
-      });
-      /** Number of transfers that have begun by a time. */
-      sent.by = (time) => firstOf(0, count, (k) => sent.start[k] > time);
-      this.sent[rank] = sent;
+    return this.sent[rank] ??= Array.from({ length: this.lanes }, (_, lane) => this.#sends(rank, lane));
+  }
+
+  /** Transfers of a lane in order of their start: {count, start, end, kind, busy, by}. */
+  #sends(rank, lane) {
+    const [low, high] = this.row(rank), [first, last] = this.row(this.ranks + rank), own = last > first;
+    const queued = this.queuedTicks[lane], link = this.linkOf[lane];
+    const begins = (i) => (own ? this.start[i] : this.end(i) + (queued ? queued[i] * this.tick : 0));
+    const lasts = (i) => (own ? this.duration(i) : link[this.style[i]]);
+    const elsewhere = ({ receives, carried }) => receives || (own && carried !== (lane > 0));
+    const from = own ? first : low, members = new Uint32Array((own ? last : high) - from);
+    let count = 0, sorted = true;
+    for (let i = from; i < from + members.length; i++) {
+      if (lasts(i) < 0 || elsewhere(this.kinds[this.kind(i)])) continue;
+      if (count && begins(members[count - 1]) > begins(i)) sorted = false;
+      members[count++] = i;
     }
-    return this.sent[rank];
+    const order = members.subarray(0, count);
+    if (!sorted) order.sort((a, b) => begins(a) - begins(b) || a - b);
+    const sent = { count, start: new Float64Array(count), end: new Float64Array(count), kind: new Uint8Array(count), busy: new Float64Array(count + 1) };
+    order.forEach((i, k) => {
+      sent.start[k] = begins(i);
+      sent.end[k] = sent.start[k] + lasts(i);
+      sent.kind[k] = this.kind(i);
+      sent.busy[k + 1] = sent.busy[k] + lasts(i);
+    });
+    /** Number of transfers that have begun by a time. */
+    sent.by = (time) => firstOf(0, count, (k) => sent.start[k] > time);
+    return sent;
   }
 
   /** The highest memory among actions from..to: whole blocks first, then what is left. */

@@ -89,7 +89,10 @@ class Painter {
     if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
     y += box.bar + Math.round(this.scale);
     if (box.p2p) {
-      this.#transfers(run.transfers(rank), y);
+      run.transfers(rank).forEach((sent, lane, { length }) => {
+        const [top, tall] = laneOf(lane, length, box.p2p);
+        this.#transfers(sent, y + top, tall);
+      });
       y += box.p2p + Math.round(this.scale);
     }
     if (box.memory) this.#memory(y, rank);
@@ -325,10 +328,10 @@ class Painter {
     }
   }
 
-  /** Transfers a rank sends; a column is as full as the part of its time in which one is on its way. */
-  #transfers(sent, top) {
-    const { strip, columns, pixels, image: { width, height }, box, span: { from, perPixel, left } } = this;
-    strip.begin(box.p2p);
+  /** Transfers of a lane; a column is as full as the part of its time in which one is on its way. */
+  #transfers(sent, top, tall) {
+    const { strip, columns, pixels, image: { width, height }, span: { from, perPixel, left } } = this;
+    strip.begin(tall);
     const among = sent.by(from + columns * perPixel) - sent.by(from), size = BLOCKS.findLast((most) => among >= most * columns);
     if (size) this.#manyTransfers(sent, size); else this.#fewTransfers(sent);
     strip.copy(pixels, width, height, left, top, this.paper);
@@ -336,7 +339,7 @@ class Painter {
 
   /** Many in every column: the time they take goes in straight lines from the beginning of every so-many-th to the next. */
   #manyTransfers({ count, start, end, busy, kind, by }, size) {
-    const { strip, columns, box: { p2p: tall }, span: { from, perPixel } } = this, { kinds } = this.run.colors;
+    const { strip, columns, span: { from, perPixel } } = this, { kinds } = this.run.colors, { tall } = strip;
     let at = Math.max(0, Math.floor(by(from) / size) * size), before = -1;
     for (let x = -1; x < columns; x++) {
       const past = from + (x + 1) * perPixel;
@@ -350,7 +353,7 @@ class Painter {
   }
 
   #fewTransfers({ count, start, end, busy, kind }) {
-    const { strip, columns, box: { p2p: tall }, span: { from, perPixel } } = this, { kinds } = this.run.colors;
+    const { strip, columns, span: { from, perPixel } } = this, { kinds } = this.run.colors, { tall } = strip;
     let k = 0, x = 0;
     while (x < columns) {
       const begin = from + x * perPixel, past = begin + perPixel;

@@ -33,7 +33,7 @@ async function inflate(bytes) {
 /** Columns by name; those that were left out are null. */
 function unpack(meta, raw) {
   const count = meta.counts.reduce((a, b) => a + b, 0);
-  const columns = { held: null, wait: null, queued: null, level: null, place: null, count };
+  const columns = { held: null, wait: null, queued: null, delayed: null, level: null, place: null, count };
   let at = 0;
   for (const [name, type] of meta.columns) {
     const size = Number(type[1]);

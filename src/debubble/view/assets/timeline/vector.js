@@ -25,7 +25,7 @@ function vectorRows(host, top) {
       row.idle(far);
       if (far) row.shares(); else row.bars();
       let below = rows.bar + 1;
-      if (rows.p2p) { row.transfers(below); below += rows.p2p + 1; }
+      if (rows.p2p) { run.transfers(rank).forEach((sent, lane, { length }) => row.transfers(sent, below, laneOf(lane, length, rows.p2p))); below += rows.p2p + 1; }
       if (rows.memory) row.memory(below, theme);
     }
   }
@@ -155,14 +155,14 @@ class VectorRow {
     }
   }
 
-  transfers(top) {
-    const { run, view, into } = this, { p2p } = view.rows, sent = run.transfers(this.rank);
+  transfers(sent, below, [top, tall]) {
+    const { run, view, into } = this;
     let last = -Infinity;
     for (let k = Math.max(0, sent.by(this.from) - 1); k < sent.count && sent.start[k] < this.to; k++) {
       // Those that end within what is drawn already change nothing.
       const x = this.x(sent.end[k]);
       if (x - last < 0.2) continue;
-      this.span(into.bars, sent.start[k], Math.max(sent.end[k], sent.start[k] + (this.to - this.from) / view.plot / 2), top, p2p, run.kinds[sent.kind[k]].color);
+      this.span(into.bars, sent.start[k], Math.max(sent.end[k], sent.start[k] + (this.to - this.from) / view.plot / 2), below + top, tall, run.kinds[sent.kind[k]].color);
       last = x;
     }
   }

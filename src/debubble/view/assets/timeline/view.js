@@ -78,7 +78,8 @@ class View {
   #rows(share) {
     const bar = Math.max(4, Math.min(this.data.runs.length > 1 ? 24 : 28, Math.floor(0.62 * share)));
     const memory = this.layers.memory ? Math.max(3, Math.min(14, Math.round(0.3 * share))) : 0;
-    const p2p = this.layers.p2p ? (share >= 16 ? 6 : 3) : 0;
+    const lanes = Math.max(...this.data.runs.map((run) => run.lanes));
+    const p2p = this.layers.p2p ? (share >= 16 ? 6 : 3) * lanes : 0;
     return { bar, memory, p2p, pitch: bar + (p2p ? p2p + 1 : 0) + (memory ? memory + 1 : 0) + (bar >= 10 ? 4 : bar >= 6 ? 2 : 1) };
   }
 
