@@ -187,6 +187,14 @@ def traced(schedule: Schedule, path: Any) -> None:
     read_trace(path)
 
 
+def test_the_refusal_of_a_carried_trace_names_a_command_that_draws_it(tmp_path: Any) -> None:
+    path = tmp_path / "x.trace.json"
+    with pytest.raises(FormatError) as refused:
+        traced(three(), path)
+    words = str(refused.value).split("draw it: debubble ")[1].split()
+    assert call(*words, "-o", tmp_path / "x.svg").code == 0
+
+
 def searched_from_the_page(schedule: Schedule) -> None:
     """Ask for a faster order than that of a file on the page."""
     file = File(name="order.json", text=to_json(schedule))

@@ -310,6 +310,8 @@ class Stage:
         handed = None if self.last else StageOutput(*take_apart(rest, trains))
         if handed is not None and carried is not None:
             handed = handed._replace(carried=StageOutput(*take_apart(carried, trains)))
+            if not handed.carried.tensors:
+                raise self.skips.without_tensor(self.number, carried)
         if handed is not None and not handed.tensors:
             what = "None" if output is None else f"{type(output).__name__} without tensors"
             raise RunError(
