@@ -355,13 +355,15 @@ def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> Non
 def test_typed_costs_that_change_nothing_are_noted_and_those_of_files_are_not(
     run: Run, tmp_path: Path
 ) -> None:
-    said = "OPT changes nothing: there are no optimizer steps; give iterations"
+    said = "OPT changes nothing: there are no optimizer steps; give --iterations"
     words = ("1f1b", "-p", "2", "-m", "4", "--times", "F=1,B=2,OPT=50")
     assert run("simulate", *words, "--json").data["notes"] == [said]
     assert f"note: {said}" in run("simulate", *words).out
     assert run("simulate", *words, "--iterations", "2", "--json").data["notes"] == []
     assert run("compare", "zb-h1", *words, "--json").data["notes"] == [said]
     assert said in run("draw", *words).err
+    carried = run("simulate", "1f1b", "-p", 3, "-m", 4, "--times", "F=1,p2p_carry=1", "--json")
+    assert carried.data["notes"][0].endswith("give --carry 0:2")
     trace = ("--to", "chrome-trace", "-o", str(tmp_path / "x.json"))
     assert said in run("export", *words, *trace).err
     (tmp_path / "c.yaml").write_text("times: {F: 1, B: 2, OPT: 50}")

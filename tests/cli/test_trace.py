@@ -102,6 +102,14 @@ def test_the_next_command_is_one_to_type(run: Run, slow: Path) -> None:
     assert "--schedule interleaved-1f1b -v 4 --order-out" in result.out
 
 
+def test_no_next_command_repeats_the_one_that_wrote_a_schedule(run: Run, tmp_path: Path) -> None:
+    words = ("trace", "--example", "--schedule", "zb-v")
+    assert "next: debubble trace --example --schedule zb-v --order-out zb-v.csv" in run(*words).out
+    result = run(*words, "--order-out", tmp_path / "zb-v.csv")
+    assert "next:" not in result.out
+    assert "try: debubble check" in result.err
+
+
 def test_a_run_is_predicted_under_names_of_schedules(run: Run, slow: Path) -> None:
     result = run("trace", slow, "--schedule", "best.csv")
     assert result.code == 2

@@ -31,6 +31,8 @@ def test_the_page_has_the_words_from_here_alone() -> None:
 
 def test_a_part_of_a_word_is_enough(run: Run, refused: Callable[..., str]) -> None:
     assert set(run("words", "bubble", "--json").data) == {"measures"}
+    for name in ("carry", "skip connection"):
+        assert "SEND_CB" in run("words", name).out
     assert "no word has 'bubbel'; the nearest are 'bubble time'" in refused("words", "bubbel")
 
 

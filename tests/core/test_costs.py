@@ -148,7 +148,11 @@ def test_bad_values_are_refused_by_name(values: dict[str, Any], message: str) ->
     ("costs", "message"),
     [
         (Costs(F=[1, 2, 3]), "F has 3 values for 4 stages; give one number, or one per stage"),
-        (Costs(F=[1, 2.5]), "F has 2 values for 4 stages; for one per rank write 1/2.5/2.5/1"),
+        (
+            Costs(F=[1, 2.5]),
+            r"; if they are for all stages of a rank together, "
+            r"give basis: rank \(--rank-times\); if for each of them, write 1/2.5/2.5/1",
+        ),
         (Costs.per_rank(F=[1, 2, 3]), "F has 3 values for 2 ranks"),
         (Costs(F={0: 1, 1: 1}), "F has no value for stage 2; give 0..3, or one for all others"),
         (Costs(F={"default": 1, 7: 2}), "F names stage 7; stages go to 3"),

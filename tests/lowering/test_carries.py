@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +23,7 @@ from debubble.engine.modes import P2P_MODES
 from debubble.engine.validate import has
 from debubble.interchange import launchers
 from debubble.interchange.read_trace import load_trace
-from debubble.interchange.schedule_json import to_json
+from debubble.interchange.schedule_json import from_json, to_json
 from debubble.interchange.torch_csv import to_csv
 from debubble.interchange.trace_events import run_trace, trace_text, write_trace
 from debubble.lowering.carries import add_carries
@@ -132,8 +134,8 @@ def test_two_that_carry_each_other_on_chain() -> None:
 @pytest.mark.parametrize(
     ("carries", "message"),
     [
-        ([(1, 1)], r"carries\[0\] is .*; a stage carries to a later one: \[1, 3\]"),
-        ([(2, 0)], r"a stage carries to a later one: \[2, 4\]"),
+        ([(1, 1)], r"carries\[0\] is .*; a stage carries to a later one: \[0, 1\]"),
+        ([(2, 0)], r"carries\[0\] is \[2, 0\]; a stage carries to a later one: \[0, 2\]"),
         ([(0, 3)], "carries go to stage 3; there are 3 stages, 0 to 2"),
         ([(0, 1), (0, 2)], "stage 0 carries to two stages, 1 and 2; give one, and hand on several"),
         ([(0, 2), (1, 2)], "stage 2 gets what is carried from two stages, 0 and 1; give one"),
@@ -145,6 +147,47 @@ def test_what_cannot_be_carried_is_refused(carries: Any, message: str) -> None:
     plain = db.make("1f1b", ranks=3, microbatches=2)
     with pytest.raises(ParameterError, match=message):
         replace(plain, carries=carries)
+
+
+@pytest.mark.parametrize("pair", [[2, 0], [0, 2, 3], [0, 2.0]])
+def test_a_wrong_pair_of_a_file_is_shown(pair: list[Any]) -> None:
+    data = db.make("1f1b", ranks=3, microbatches=2).to_dict() | {"carries": [pair]}
+    with pytest.raises(FormatError, match=re.escape(f"carries[0] is {pair}; ")):
+        from_json(json.dumps(data), "x.json")
+
+
+@pytest.mark.parametrize(
+    ("carry", "message"),
+    [
+        ((0, 2), r"carry is \(0, 2\); give pairs of stages, from and to: \[\(0, 5\), \(1, 4\)\]"),
+        ({0: 2}, r"carry is {0: 2}; give pairs"),
+        (5, "carry is 5; give pairs"),
+        ("0-2", "carry is '0-2'; give pairs of stages, from and to: 0:5,1:4"),
+        ([(0, 1.5)], r"carry is \[\(0, 1.5\)\]; give pairs"),
+        ("2:0", "carry is 2:0; a stage carries to a later one: 0:2"),
+    ],
+)
+def test_a_carry_that_is_no_pairs_is_refused(carry: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        db.make("1f1b", ranks=4, microbatches=4, carry=carry)
+    compared = db.compare(["1f1b"], ranks=4, microbatches=4, carry=carry)
+    assert re.search(message, " ".join(str(compared).split()))
+
+
+def test_a_carry_is_a_text_or_pairs() -> None:
+    assert db.make("1f1b", ranks=3, microbatches=1, carry="0:2") == three()
+    assert db.make("1f1b", ranks=3, microbatches=1, carry=[]).carries == ()
+
+
+def test_a_lowering_that_is_typed_twice_is_refused() -> None:
+    result = call("simulate", "1f1b", "-p", 4, "-m", 4, "--carry", "0:2", "--carry", "1:3")
+    assert result.code == 2
+    assert "--carry is given 2 times: 0:2 and 1:3; give one value (skip conn" in result.err
+
+
+def test_one_stage_is_no_plural() -> None:
+    with pytest.raises(ParameterError, match="carries go to stage 9; there is 1 stage, 0"):
+        db.make("1f1b", ranks=1, microbatches=4, carry="0:9")
 
 
 def test_a_schedule_with_transfers_takes_no_carry() -> None:
@@ -165,6 +208,14 @@ def traced(schedule: Schedule, path: Any) -> None:
     timeline = db.simulate(schedule, Costs(time_unit="ms"))
     write_trace(run_trace(schedule, {"measured": (timeline.start, timeline.end)}), path)
     read_trace(path)
+
+
+def test_the_refusal_of_a_carried_trace_names_a_command_that_draws_it(tmp_path: Any) -> None:
+    path = tmp_path / "x.trace.json"
+    with pytest.raises(FormatError) as refused:
+        traced(three(), path)
+    words = str(refused.value).split("draw it: debubble ")[1].split()
+    assert call(*words, "-o", tmp_path / "x.svg").code == 0
 
 
 def searched_from_the_page(schedule: Schedule) -> None:
@@ -196,7 +247,7 @@ def test_no_surface_drops_a_carry(surface: str, tmp_path: Any) -> None:
 def test_a_search_says_where_a_carry_goes() -> None:
     result = call("optimize", "-p", 3, "-m", 4, "--carry", "0:2")
     assert result.code == 2
-    assert "debubble simulate best.json --carry 0:2" in " ".join(result.err.split())
+    assert " ".join(result.err.split()).endswith("debubble simulate best.json --carry 0:2")
 
 
 @pytest.mark.parametrize("policy", TRANSFER_POLICIES)

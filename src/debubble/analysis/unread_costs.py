@@ -32,10 +32,19 @@ class CostCondition:
 
     @property
     def advice(self) -> str:
-        """The words for a schedule without it, and what adds it."""
-        if not self.option:
-            return self.lack
-        return f"{self.lack}; give {' '.join((self.option, *self.values[:1]))}"
+        """The words for a schedule without it, and the parameter that adds it."""
+        return "; give ".join(filter(None, (self.lack, self._parameter)))
+
+    @property
+    def typed_advice(self) -> str:
+        """The same with the option of the command line."""
+        flag = self.option and f"--{' '.join((self.option, *self.values[:1]))}"
+        return "; give ".join(filter(None, (self.lack, flag)))
+
+    @property
+    def _parameter(self) -> str:
+        """The option as a parameter in Python."""
+        return f"{self.option}={self.values[0]!r}" if self.values else self.option
 
 
 def _kinds(*kinds: Kind) -> Callable[[Schedule, Costs], bool]:
@@ -169,7 +178,7 @@ def unread_notes(
         here = dict(unread_costs(schedule, costs))
         found = here if index == 0 else {name: why for name, why in found.items() if name in here}
     together: dict[str, list[str]] = {}
-    for name, why in found.items():
+    for name in found:
         if NEEDS[name].option not in tried:
-            together.setdefault(why, []).append(name)
+            together.setdefault(NEEDS[name].typed_advice, []).append(name)
     return [f"{', '.join(names)} changes nothing: {why}" for why, names in together.items()]

@@ -34,7 +34,7 @@ UNREAD = [row for row in OPTIONS if not row.in_search and not row.only]
 
 AFTERWARDS = {
     "carry": "search without it, and give it to what is found: debubble simulate best.json --carry "
-    "0:2; a message that takes no longer than the stages in between delays nothing"
+    "0:2"
 }
 """Advice on options that a found schedule takes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -284,14 +284,36 @@ def with_rows(
 
     `make` gets the texts as typed, by row; None where nothing was, or its default if `defaults`.
     """
+    listed = {row.name: row for row in rows}
     added = {
-        row.name: (
+        key: (
             _annotation(row, row in hidden),
             str(row.default) if defaults and row.default is not None else None,
         )
-        for row in rows
+        for key, row in listed.items()
     }
-    return with_options(function, name, added, make)
+
+    def made(typed: Mapping[str, Any]) -> Any:
+        return make({
+            key: _once(listed[key], texts) if key in _ONCE else texts
+            for key, texts in typed.items()
+        })  # fmt: skip
+
+    return with_options(function, name, added, made)
+
+
+_ONCE = {row.name for row in LOWERINGS}
+"""Options of which a second one is refused: it would replace the first without a word."""
+
+
+def _once(row: OptionSpec, texts: Sequence[str] | None) -> Text:
+    """Return the text of an option; a ParameterError if it was typed several times."""
+    if texts and len(texts) > 1:
+        raise ParameterError(
+            f"{row.flag} is given {len(texts)} times: {' and '.join(texts)}; give one value "
+            f"({row.help[0].lower()}{row.help[1:].rstrip('.')})"
+        )
+    return texts[0] if texts else None
 
 
 def with_options(
@@ -332,4 +354,5 @@ def _annotation(row: OptionSpec, hidden: bool) -> Any:
     option.hidden = hidden
     if row.shown:
         option.show_default = row.shown
-    return Annotated[list[str] | None if row.repeated else Text, option]
+    several = row.repeated or row.name in _ONCE
+    return Annotated[list[str] | None if several else Text, option]

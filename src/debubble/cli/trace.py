@@ -143,7 +143,7 @@ def trace(
         print_json(data | more)
     elif answers:
         print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
-        if schedule is not None:
+        if schedule is not None and order_out is None:
             print(f"\nnext: {next_command(found, shown, answers)}")
     else:
         style = styled if in_color() else None

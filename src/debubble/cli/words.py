@@ -24,6 +24,8 @@ SCHEDULE = {
     "step, in all directions together",
     "slice": "part of the sequences of a microbatch, with its share of times and memory",
     "copy": "data-parallel replica, or a second copy of the model in the same pipeline",
+    "carry, skip connection": "part of a stage's output that goes directly to a later stage "
+    "(SEND_C, RECV_C), and its gradient back (SEND_CB, RECV_CB): --carry 0:2",
     "action": "work for one stage and one microbatch, in PyTorch's notation: 3I0 is I of stage 3 "
     "for microbatch 0, 3F1.2 is F of slice 2 of microbatch 1, and (0F3;3B1)OVERLAP_F_B is a pair "
     "that starts and ends together",

@@ -6,6 +6,7 @@ compares and writes its fields by it, and files are read by it, so that a new fi
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -177,11 +178,17 @@ def carries(name: str, value: Any, _sizes: FieldSizes) -> tuple[tuple[int, int],
     found = []
     for index, pair in enumerate(value):
         several = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        # Readers of files name lists by type alone; here the numbers are what is wrong.
+        form = "{path} is {value}; "
+        if isinstance(pair, list | tuple) and all(map(is_number, pair)):
+            form = f"{{path}} is {reprlib.repr(list(pair))}; "
         if not several or not all(is_whole(stage) and stage >= 0 for stage in pair):
-            raise WrongValueError(f"{name}[{index}]", pair, advice)
+            raise WrongValueError(f"{name}[{index}]", pair, advice, form)
         if pair[0] >= pair[1]:
-            path, later = f"{name}[{index}]", "a stage carries to a later one"
-            raise WrongValueError(path, list(pair), f"{later}: [{pair[0]}, {pair[0] + 2}]")
+            nearest = list(later(*pair))
+            raise WrongValueError(
+                f"{name}[{index}]", pair, f"a stage carries to a later one: {nearest}", form
+            )
         found.append((int(pair[0]), int(pair[1])))
     for end, verb in ((0, "carries to"), (1, "gets what is carried from")):
         seen: dict[int, int] = {}
@@ -195,13 +202,23 @@ def carries(name: str, value: Any, _sizes: FieldSizes) -> tuple[tuple[int, int],
     return tuple(sorted(found))
 
 
+def later(one: int, other: int) -> tuple[int, int]:
+    """Return the nearest pair of which the second stage comes after the first.
+
+    Examples
+    --------
+    >>> later(2, 0), later(2, 2), later(0, 0)
+    ((0, 2), (1, 2), (0, 1))
+    """
+    return (other, one) if other < one else (max(one - 1, 0), max(one, 1))
+
+
 def check_carries(carries: tuple[tuple[int, int], ...], stages: int) -> None:
     """Refuse carries to stages that a schedule does not have."""
     last = max((target for _, target in carries), default=0)
     if last >= stages:
-        raise ParameterError(
-            f"carries go to stage {last}; there are {stages} stages, 0 to {stages - 1}"
-        )
+        there = f"are {stages} stages, 0 to {stages - 1}" if stages > 1 else "is 1 stage, 0"
+        raise ParameterError(f"carries go to stage {last}; there {there}")
 
 
 def pairs(value: tuple[tuple[int, int], ...]) -> list[list[int]]:

@@ -82,10 +82,11 @@ class StageValues:
         placement = self.placement
         if self.basis == "rank" or len(value) != placement.ranks or placement.copies > 1:
             return ""
+        whole = "if they are for all stages of a rank together, give basis: rank (--rank-times)"
         if placement.stages > _LISTED_STAGES:
-            return f"give one per stage, or rank costs, {placement.chunks} times as large"
+            return f"{whole}; else give one per stage"
         numbers = "/".join(f"{value[rank]:g}" for rank in placement.table[0])
-        return f"for one per rank write {numbers}"
+        return f"{whole}; if for each of them, write {numbers}"
 
 
 def numbers_of(

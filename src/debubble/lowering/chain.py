@@ -144,7 +144,7 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 LOWERINGS: list[Lowering] = [
     lowering_row(
         "carry", "STAGES",
-        "Skip connections, from stage to stage: 0:5,1:4.",
+        "Skip connections, added to those of a file: 0:5,1:4.",
         read_carries, panel="Transfers", example="0:2",
         apply=lambda order, values, _: add_carries(order, values["carry"]),
     ),

@@ -201,6 +201,35 @@ def test_what_a_stage_carries_is_taken_out_of_its_output() -> None:
         Skips.of({"0.skip": 2}).take_out(0, {"x": 1, "y": 2})
 
 
+class Without(nn.Linear):
+    """A stage of which a part of the output is no tensor."""
+
+    def __init__(self, skip: Any) -> None:
+        super().__init__(2, 2)
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Any:
+        return {"x": super().forward(x), "skip": self.skip}
+
+
+def test_a_part_without_a_tensor_is_named() -> None:
+    schedule = db.make("interleaved-1f1b", ranks=1, microbatches=1, chunks=3)
+
+    def work(_: int) -> list[str]:
+        found = []
+        for skip in (None, "a word"):
+            stages = [Without(skip), nn.Linear(2, 2), nn.Linear(2, 2)]
+            pipe = dt.Pipeline(schedule, stages, square, carry={"0.skip": "2.input"})
+            with pytest.raises(RunError) as refused:
+                pipe.step(torch.ones(1, 2), target=torch.ones(1, 2))
+            found.append(str(refused.value))
+        return found
+
+    (found,) = in_ranks(1, work)
+    for text, skip in zip(found, ("None", "'a word'"), strict=True):
+        assert f"stage 0 carries no tensor: 'skip' is {skip} in its output; return a" in text
+
+
 @pytest.mark.parametrize(
     ("carry", "message"),
     [

@@ -168,7 +168,7 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mappin
     if about.get("carries"):
         raise FormatError(
             f"{path}: the run carries something to stages that are not the next, which a diagnosis "
-            "does not know; look at it with Pipeline.timeline(), or at ui.perfetto.dev"
+            f"does not know; draw it: debubble draw {path}"
         )
     if not found:
         return None, about

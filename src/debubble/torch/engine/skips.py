@@ -6,6 +6,7 @@ What one stage carries to another goes as one message, a dict by keyword.
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -113,6 +114,16 @@ class Skips:
         if isinstance(output, Mapping):
             return {key: item for key, item in output.items() if key not in taken}, found
         return tuple(item for place, item in enumerate(output) if place not in taken), found
+
+    def without_tensor(self, stage: int, carried: Mapping[str, Any]) -> RunError:
+        """Return the refusal of parts, by keyword, that have no tensor among them."""
+        parts = [
+            f"{part!r} is {reprlib.repr(carried[keyword])}" for part, keyword in self.leaving[stage]
+        ]
+        return RunError(
+            f"stage {stage} carries no tensor: {', '.join(parts)} in its output; return a tensor "
+            "there, or leave it out of carry"
+        )
 
 
 NO_SKIPS = Skips()

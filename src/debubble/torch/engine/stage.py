@@ -309,7 +309,10 @@ class Stage:
         rest, carried = self.skips.take_out(self.number, output)
         handed = None if self.last else StageOutput(*take_apart(rest, trains))
         if handed is not None and carried is not None:
-            handed = handed._replace(carried=StageOutput(*take_apart(carried, trains)))
+            skip = StageOutput(*take_apart(carried, trains))
+            if not skip.tensors:
+                raise self.skips.without_tensor(self.number, carried)
+            handed = handed._replace(carried=skip)
         if handed is not None and not handed.tensors:
             what = "None" if output is None else f"{type(output).__name__} without tensors"
             raise RunError(
