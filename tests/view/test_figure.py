@@ -23,6 +23,7 @@ from debubble.view.artists import TONES, Labels, Swatch
 from debubble.view.bars import row_layout
 from debubble.view.colors import COLOR, IDLE, LIMIT, shade
 from debubble.view.figure import figure, plot, render, style
+from debubble.view.transfers import transfer_ends
 from tests.conftest import EXPLORES
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
@@ -565,6 +566,13 @@ def test_what_is_carried_has_lanes_a_shade_and_entries_of_its_own():
         "activation sent, received", "gradient sent, received",
         "carried activation sent, received", "carried gradient sent, received",
     ]  # fmt: skip
+
+
+def test_carried_transfers_alone_leave_no_empty_lane():
+    schedule = db.make("1f1b", ranks=3, microbatches=4, carry=[(0, 2)])
+    moved = transfer_ends(simulate(schedule, db.Costs(F=1, B=2, p2p_carry=2)))
+    assert moved.carried.all()
+    assert moved.lane.tolist() == moved.received.tolist()
 
 
 def test_transfers_that_are_actions_are_drawn_at_their_times():

@@ -39,12 +39,13 @@ class TransferEnds:
     @property
     def lanes(self) -> int:
         """Return lanes that keep sends, receives and carried ones of both apart; 0 for none."""
-        return 0 if not len(self) else 4 if self.carried.any() else 2
+        return 2 * len(np.unique(self.carried))
 
     @property
     def lane(self) -> Ints:
         """Lanes of all ends, from the top: sends, carried ones of them, then receives likewise."""
-        return np.asarray(self.received * (self.lanes // 2) + self.carried, dtype=np.int64)
+        apart = self.lanes // 2
+        return np.asarray(self.received * apart + self.carried * (apart > 1), dtype=np.int64)
 
 
 def transfer_ends(timeline: Timeline) -> TransferEnds:
