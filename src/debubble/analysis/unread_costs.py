@@ -37,7 +37,7 @@ class CostCondition:
 
     @property
     def typed_advice(self) -> str:
-        """The same with the option of the command line."""
+        """Words for a schedule without it, and the option of the command line that adds it."""
         flag = self.option and f"--{' '.join((self.option, *self.values[:1]))}"
         return "; give ".join(filter(None, (self.lack, flag)))
 

@@ -285,17 +285,19 @@ def with_rows(
     `make` gets the texts as typed, by row; None where nothing was, or its default if `defaults`.
     """
     listed = {row.name: row for row in rows}
+    usual = {
+        key: str(row.default) if defaults and row.default is not None else None
+        for key, row in listed.items()
+    }
+    once = {key for key, text in usual.items() if key in _ONCE and text is None}
     added = {
-        key: (
-            _annotation(row, row in hidden),
-            str(row.default) if defaults and row.default is not None else None,
-        )
+        key: (_annotation(row, row in hidden, several=row.repeated or key in once), usual[key])
         for key, row in listed.items()
     }
 
     def made(typed: Mapping[str, Any]) -> Any:
         return make({
-            key: _once(listed[key], texts) if key in _ONCE else texts
+            key: _once(listed[key], texts) if key in once else texts
             for key, texts in typed.items()
         })  # fmt: skip
 
@@ -347,12 +349,11 @@ def with_options(
     return run
 
 
-def _annotation(row: OptionSpec, hidden: bool) -> Any:
+def _annotation(row: OptionSpec, hidden: bool, *, several: bool) -> Any:
     words = row.type.words if isinstance(row.type, Word) else ()
     complete = completion.one_of(words) if words else completion.BY_NAME.get(row.name)
     option = takes(row.metavar, row.help, *row.flags, complete=complete, panel=row.panel)
     option.hidden = hidden
     if row.shown:
         option.show_default = row.shown
-    several = row.repeated or row.name in _ONCE
     return Annotated[list[str] | None if several else Text, option]
