@@ -40,6 +40,10 @@ def report_progress() -> None:
         pipe.send_bytes(pickle.dumps((PROGRESS, None)))
 
 
+LOST = "Gloo connectFullMesh failed"
+"""Words of the error when a connection is lost before any work: seen on loaded machines."""
+
+
 class ByValue:
     """A function that is pickled with all that it uses, wherever it was written."""
 
@@ -81,7 +85,20 @@ def in_ranks(
     With `fails` an error is returned as text, and a process that is gone as its exit code; what
     ranks that hang write goes away. What `load` does is done once, in a process that ranks are
     copies of: what takes long to import.
+
+    Gloo now and then loses a connection while it makes them (:data:`LOST`); ranks then start anew.
     """
+    try:
+        return _run_once(ranks, work, fails, load)
+    except AssertionError as error:
+        if LOST not in str(error):
+            raise
+    return _run_once(ranks, work, fails, load)
+
+
+def _run_once(
+    ranks: int, work: Callable[[int], Any], fails: bool, load: Callable[[], Any] | None
+) -> list[Any]:
     results: list[Any] = [None] * ranks
     limit = patience(LIMIT)
     with tempfile.TemporaryDirectory() as folder:
