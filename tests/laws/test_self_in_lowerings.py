@@ -55,6 +55,23 @@ def test_a_name_and_its_own_file(entry: Entry, p2p_mode: P2PMode, tmp_path: Path
         assert found == found[:1] * len(found), case
 
 
+@pytest.mark.parametrize("entry", db.schedules(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("p2p_mode", ["overlapped", "channel"])
+def test_what_is_carried_takes_as_long_as_actions_as_without(
+    entry: Entry, p2p_mode: P2PMode
+) -> None:
+    """Where transfers are no actions the engine places them: in pairs, neighbors' come first."""
+    sizes: dict[str, Any] = {"ranks": 4, "microbatches": smallest(entry).microbatches}
+    last = db.make(entry.name, **sizes).placement.stages - 1
+    costs = db.Costs(F=1, B=2, p2p=0.25, p2p_carry=3)
+    plain, lowered = (
+        db.make(entry.name, **sizes, carry=[(0, last)], transfers=policy)
+        for policy in (None, "eager")
+    )
+    expected = db.simulate(plain, costs, p2p_mode).makespan
+    assert db.simulate(lowered, costs, p2p_mode).makespan == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("p2p_mode", P2P_MODES)
 def test_every_surface_lowers_alike(p2p_mode: P2PMode, tmp_path: Path) -> None:
     from debubble.sweeps.commands import simulate

@@ -272,17 +272,6 @@ def test_so_are_the_same_stages_of_a_finer_cut_but_not_the_same_shares() -> None
     assert "zb-v is fastest" in db.compare([four, eight[1]], costs=costs).headline
 
 
-@pytest.mark.parametrize("mode", ["overlapped", "channel"])
-def test_pairs_send_to_neighbors_first_as_written_or_not(mode: Any) -> None:
-    sizes: dict[str, Any] = {"ranks": 2, "microbatches": 4, "chunks": 2, "carry": [(0, 3)]}
-    costs = Costs(F=1, B=2, p2p_carry=3)
-    implicit, explicit = (
-        db.simulate(db.make("interleaved-overlap", **sizes, **more), costs, mode).makespan
-        for more in ({}, {"transfers": "eager"})
-    )
-    assert implicit == explicit
-
-
 def test_a_trace_has_the_carries_of_its_schedule(tmp_path: Any) -> None:
     path = tmp_path / "run.json"
     write_trace(trace_text(db.simulate(three(4), COSTS)), path)

@@ -40,7 +40,7 @@ def test_a_folder_is_opened_after_an_example(page, folder):
     tiles = page.locator("#trace .tile").all_inner_texts()
     assert [re.split(r"\n+", text) for text in tiles] == [
         ["Step time", "1,789 ms", "one step"],
-        ["Idle time", "39.3 %", "39.2 % by the schedule"],
+        ["Idle time", "39 %", "39 % by the schedule"],
         ["Largest loss", "23.3 %", "Stage 2 on rank 2 is slow"],
         ["Fastest schedule at these times", "zb-v −25.2 %", "1,339 ms"],
     ]

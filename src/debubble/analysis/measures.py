@@ -229,7 +229,7 @@ MEASURES: list[Measure] = [
     ),
     Measure(
         "p2p_volume", p2p_volume,
-        "activations and gradients of stage boundaries sent between ranks",
+        "activations and gradients sent between ranks",
         compared=True, head="p2p|volume", left_out=4, reported=True,
     ),
     Measure(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from debubble.cli.exit_codes import INTERRUPTED
 
+RARELY = 200_000
+"""New objects after which Python looks for garbage; most of what a command makes is none, and large
+searches make many."""
+
 
 def main() -> None:
     """Run the command line; the entry point of ``debubble``."""
+    gc.set_threshold(RARELY)
     try:
         from debubble.cli.app import app
 

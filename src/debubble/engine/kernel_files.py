@@ -12,8 +12,8 @@ def add_one_by_one(function: Any) -> None:
     """Make processes add machine code of a compiled function one after the other.
 
     Numba reads the index of the function's files, adds a file and writes the index. If two
-    processes do so at the same time, one entry is lost, or both files get one name: then a later
-    process loads machine code for other types.
+    processes do so at the same time, one entry is lost, or both files get one name, so that a later
+    process may load machine code for other types.
     """
     try:
         files = function._cache._cache_file

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.units import counted, number
+from debubble.core.units import counted, number, rough_percent
 from debubble.diagnosis.diagnose import Diagnosis
 
 DIGITS = 4
@@ -27,15 +27,15 @@ def tiles(found: Diagnosis) -> tuple[Tile, ...]:
     """Return the numbers of a diagnosis that its page starts with."""
     times = found.run.step_times * 1e3
     count = len(times)
-    planned = "" if np.isnan(found.run.start).any() else _percent(found.planned_bubble_ratio)
+    planned = "" if np.isnan(found.run.start).any() else rough_percent(found.planned_bubble_ratio)
     return (
         Tile(
             "Step time", number(float(np.median(times)), DIGITS), "ms",
             f"median of {counted(count, 'step')}" if count > 1 else "one step",
         ),
         Tile(
-            "Idle time", _percent(found.bubble_ratio), "%",
-            f"{planned} % by the schedule" if planned else "of all ranks",
+            "Idle time", rough_percent(found.bubble_ratio).removesuffix(" %"), "%",
+            f"{planned} by the schedule" if planned else "of all ranks",
         ),
         _largest_loss(found),
         _fastest_schedule(found),

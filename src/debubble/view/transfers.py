@@ -38,12 +38,12 @@ class TransferEnds:
 
     @property
     def lanes(self) -> int:
-        """Return lanes that keep sends, receives and carried ones of both apart; 0 for none."""
+        """Number of lanes that keep sends, receives and carried ones apart; 0 without transfers."""
         return 2 * len(np.unique(self.carried))
 
     @property
     def lane(self) -> Ints:
-        """Lanes of all ends, from the top: sends, carried ones of them, then receives likewise."""
+        """Lane of every end, from the top: sends, carried sends, receives, carried receives."""
         apart = self.lanes // 2
         return np.asarray(self.received * apart + self.carried * (apart > 1), dtype=np.int64)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from debubble.engine.jit import load_compiler
 from debubble.planner.request import PlanRequest
@@ -59,13 +57,12 @@ def search(
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
     screen = Screen(request, found, splits, LeastMemory(request), slack)
     try:
-        with _rare_collections():
-            for group in groups:
-                screen.add_group(group)
-                tell(found)
-            while screen.open_next():
-                tell(found)
-            screen.add_large()
+        for group in groups:
+            screen.add_group(group)
+            tell(found)
+        while screen.open_next():
+            tell(found)
+        screen.add_large()
         for plan in screen.heads if slack else ():
             kept(found.plans, plan, top)  # nothing that was left was looked at
     except KeyboardInterrupt:
@@ -76,18 +73,3 @@ def search(
     found.near = [finished(plan) for plan in found.near]
     found.searched = found.plans[0] if found.plans else None
     return found
-
-
-RARELY = 200_000
-"""Objects between two looks for garbage: a search keeps most of what it makes."""
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Look for garbage less often, which is a seventh of the time of large searches."""
-    often, *others = gc.get_threshold()
-    gc.set_threshold(max(often, RARELY) if often else 0, *others)
-    try:
-        yield
-    finally:
-        gc.set_threshold(often, *others)

@@ -238,7 +238,7 @@ def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
     """Return the peaks with few microbatches where they are those with more; else none.
 
     A published schedule that fills its ranks as much with three rounds of microbatches as with two
-    goes on like that: the memory of its ranks repeats with every round.
+    is taken to go on like that. Plans that are reported are counted in full, see :func:`finished`.
     """
     own, ranks = plan.candidate, plan.candidate.degrees.pp
     if own.uses_costs or plan.order is not None or own.microbatches <= 2 * sum(ROUNDS) * ranks:

@@ -80,7 +80,7 @@ class _Item(NamedTuple):
     open: Callable[[], None]
     """Function that looks closer, and decides or adds items with higher bounds."""
     variants: Sequence[BaseVariants]
-    """BaseVariants of a candidate that was simulated."""
+    """Variants of a candidate that was simulated."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from debubble.torch.autograd.backward import run_backward
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.data.batch import added_losses
 from debubble.torch.data.tree import differentiable, mapped, tensors_of
@@ -75,7 +76,7 @@ class StageForward:
     def backward(self, gradients: Sequence[Tensor]) -> None:
         """Run B."""
         if self.roots:
-            torch.autograd.backward(self.roots, list(gradients))
+            run_backward(self.roots, gradients)
         self.roots.clear()
         self.result = None
 
@@ -103,7 +104,7 @@ class StageForward:
         """Run W."""
         run_branches(self.branches)
         if self.seeds:
-            torch.autograd.backward(self.roots, self.seeds)
+            run_backward(self.roots, self.seeds)
         self.roots.clear()
 
 
