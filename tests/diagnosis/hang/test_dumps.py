@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import time
 from collections import OrderedDict
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from debubble.diagnosis.hang.dumps import (
 )
 from debubble.diagnosis.readers.folder import is_trace
 from tests.diagnosis.hang.recorded import dump, of_schedule, run, write
+from tests.patience import patience
 
 JOB = run(of_schedule(db.make("1f1b", ranks=2, microbatches=2), stop=(0, 1, 0, "1B0")))
 
@@ -41,6 +43,11 @@ def test_a_dump_of_pytorch_itself_is_read(tmp_path: Path) -> None:
     c10d = torch._C._distributed_c10d
     group = c10d.ProcessGroupGloo(c10d.HashStore(), 0, 1, timedelta(seconds=9))
     group.allreduce([torch.ones(4)]).wait()
+    # Gloo's thread retires the entry after it has woken this one.
+    end = time.monotonic() + patience(30)
+    while b'"retired":false' in c10d._dump_fr_trace_json().replace(b" ", b""):
+        assert time.monotonic() < end
+        time.sleep(0.01)
     (tmp_path / "nccl_trace_rank_7").write_bytes(c10d._dump_fr_trace())
     (tmp_path / "nccl_trace_rank_8").write_bytes(c10d._dump_fr_trace_json())
     for rank, found in zip((7, 8), read_dumps(str(tmp_path)), strict=True):
