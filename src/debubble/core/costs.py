@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from debubble.core.cost_fields import CostField, check_value, cost, cost_fields, timed
-from debubble.core.cost_table import NO_KINDS, CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.embedding_and_head import COMPUTE_TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
 from debubble.core.former_names import RENAMED, taking_former_names
 from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
-from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
-from debubble.core.runtimes import as_run, recomputed_places
+from debubble.core.runtimes import RUNTIMES, as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
+from debubble.core.spelled_out import NO_KINDS, spell_out
 from debubble.core.stage_values import PairTimes, Value
 from debubble.core.units import is_whole
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
 
 BASES = ("action", "rank")
-
-RUNTIMES = tuple(ALL_RUNTIMES)
 LONGEST_UNIT = 200
 
 
@@ -182,12 +180,9 @@ class Costs:
         " its message to the next would take unless given", "no effect", "number",
     )  # fmt: skip
     message: Value = cost(
-        0.0,
-        "boundary",
-        "uniform",
-        "0",
+        0.0, "boundary", "uniform", "0",
         "size of the activation that a transfer carries, and of its gradient",
-    )
+    )  # fmt: skip
     bandwidth: float = cost(
         math.inf, "rate", "uniform", "1.0", "size that a link carries per unit of time; a transfer"
         " takes p2p + message / bandwidth",
@@ -244,13 +239,9 @@ class Costs:
         memory=True, share=True,
     )  # fmt: skip
     kv: Value = cost(
-        0.0,
-        "stage",
-        "absent",
-        "0",
-        "keys and values of one microbatch, for sliced sequences",
+        0.0, "stage", "absent", "0", "keys and values of one microbatch, for sliced sequences",
         memory=True,
-    )
+    )  # fmt: skip
     static: Value = cost(
         0.0, "rank", "absent", "0", "static memory of a rank: weights, gradients, optimizer"
         " states, buffers; part of its peak", memory=True,
@@ -367,25 +358,20 @@ class Costs:
 
     def scaled(self, factor: float) -> Costs:
         """Return the costs with every time multiplied by `factor`; memory stays."""
-        values = {name: getattr(self, name) for name in COST_FIELDS}
-        changes = {name: COST_FIELDS[name].scaled(value, factor) for name, value in values.items()}
-        return replace(self, **changes)
+        scaled = {n: spec.scaled(getattr(self, n), factor) for n, spec in COST_FIELDS.items()}
+        return replace(self, **scaled)
 
     def table(self, schedule: Schedule) -> CostTable:
         """Return costs by (kind, stage) and slice of a schedule; a CostError if they do not fit."""
-        table = CostTable.of(self, schedule.placement, schedule.slicing, schedule.vocabulary)
+        table = spell_out(self, schedule.placement, schedule.slicing, schedule.vocabulary)
         table = as_run(table, recomputed_places(schedule, self))
         return table.for_microbatches(schedule.microbatches)
 
     def resolve(
         self, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
-        """Return the costs of every (kind, stage) for every slice of an average microbatch.
-
-        `vocabulary` says how the head is sharded, as in
-        :class:`debubble.core.schedule.Schedule`.
-        """
-        return as_run(CostTable.of(self, placement, slicing, vocabulary))
+        """Return costs by (kind, stage) for every slice of an average microbatch, as they run."""
+        return as_run(spell_out(self, placement, slicing, vocabulary))
 
 
 Costs.__init__ = taking_former_names(Costs.__init__)  # type: ignore[method-assign]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, IntEnum
+from typing import Protocol, TypeAlias
 
 
 class Stream(IntEnum):
@@ -61,3 +63,42 @@ class Time(Enum):
     LINK = "the link between two ranks"
     COPY = "bytes over the bandwidth of the host or of a link"
     NONE = "it takes no time"
+
+
+class WaitRules(Protocol):
+    """The fields of a schedule that decide what its actions wait for."""
+
+    @property
+    def vocabulary(self) -> int:
+        """As of :class:`debubble.core.schedule.Schedule`, like the other fields."""
+
+    @property
+    def sync(self) -> str:
+        """Rule of optimizer steps."""
+
+    @property
+    def recompute_after(self) -> str:
+        """Rule of recomputes."""
+
+
+Condition: TypeAlias = Callable[[WaitRules], bool]
+
+
+def always(_schedule: WaitRules) -> bool:
+    """Hold for every schedule."""
+    return True
+
+
+def late_recompute(schedule: WaitRules) -> bool:
+    """Return whether recomputes wait for the gradient."""
+    return schedule.recompute_after == "gradient"
+
+
+def if_vocabulary(*forms: int) -> Condition:
+    """Return the condition that the output layer is sharded in one of some forms."""
+    return lambda schedule: schedule.vocabulary in forms
+
+
+def if_sync(rule: str) -> Condition:
+    """Return the condition that optimizer steps follow a rule."""
+    return lambda schedule: schedule.sync == rule

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from debubble.core.kind_fields import WaitRules
 from debubble.core.kinds import (
     GRADIENT_KINDS,
     KINDS,
+    SHARDING_KINDS,
     STEP_KINDS,
     WEIGHT_KINDS,
     WORK_KINDS,
     Kind,
     Need,
     Of,
-    WaitRules,
+    Per,
+    Time,
 )
 
 ACTIVATION_KINDS = tuple(spec.kind for spec in KINDS if "stored" in spec.takes)
@@ -38,6 +41,14 @@ FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 (INPUT_KIND,) = (kind for kind in SPLIT_KINDS if kind in GRADIENT_KINDS)
 (WEIGHT_KIND,) = (kind for kind in SPLIT_KINDS if kind in WEIGHT_KINDS)
 """With :data:`FUSED_KIND` the work of a stage for a microbatch, by role."""
+
+(STEP_KIND,) = STEP_KINDS
+(REDUCTION_KIND,) = (kind for kind in SHARDING_KINDS if KINDS[kind].per is Per.STAGE_STEP)
+(GATHER_KIND,) = (kind for kind in SHARDING_KINDS if any(
+    kind in need.kinds and need.of is Of.LATEST for spec in KINDS for need in spec.needs
+))  # fmt: skip
+(DROP_KIND,) = (kind for kind in SHARDING_KINDS if KINDS[kind].time is Time.NONE)
+"""What stages do besides, by role: optimizer steps, and what replicas of a stage exchange."""
 
 COST_KINDS = {
     spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)

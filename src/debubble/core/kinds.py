@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol, TypeAlias
 
 from debubble.core.kind_fields import STREAM_TITLES as STREAM_TITLES
+from debubble.core.kind_fields import Condition, always, if_sync, if_vocabulary, late_recompute
 from debubble.core.kind_fields import Of as Of
 from debubble.core.kind_fields import Per as Per
 from debubble.core.kind_fields import Stream as Stream
@@ -59,43 +59,6 @@ class Kind(IntEnum):
     SEND_CB = 20
     """Send the gradient of what was carried here."""
     RECV_CB = 21
-
-
-class WaitRules(Protocol):
-    """The fields of a schedule that decide what its actions wait for."""
-
-    @property
-    def vocabulary(self) -> int:
-        """As of :class:`debubble.core.schedule.Schedule`, like the other fields."""
-
-    @property
-    def sync(self) -> str:
-        """Rule of optimizer steps."""
-
-    @property
-    def recompute_after(self) -> str:
-        """Rule of recomputes."""
-
-
-Condition: TypeAlias = Callable[[WaitRules], bool]
-
-
-def always(_schedule: WaitRules) -> bool:
-    """Hold for every schedule."""
-    return True
-
-
-def late_recompute(schedule: WaitRules) -> bool:
-    """Return whether recomputes wait for the gradient."""
-    return schedule.recompute_after == "gradient"
-
-
-def _vocabulary(*forms: int) -> Condition:
-    return lambda schedule: schedule.vocabulary in forms
-
-
-def _sync(rule: str) -> Condition:
-    return lambda schedule: schedule.sync == rule
 
 
 @dataclass(frozen=True)
@@ -189,8 +152,8 @@ GRADIENT_KINDS = (I, B)
 _GRADIENT = (
     Need(GRADIENT_KINDS, stage=+1, through=Kind.RECV_B),
     Need(GRADIENT_KINDS, Of.CARRIED_TO, through=Kind.RECV_CB),
-    Need((Kind.T,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(1)),
-    Need((Kind.S,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(2)),
+    Need((Kind.T,), Of.EVERY_SHARD, last_stage_only=True, when=if_vocabulary(1)),
+    Need((Kind.S,), Of.EVERY_SHARD, last_stage_only=True, when=if_vocabulary(2)),
 )
 """The gradient of a stage's output, as far as it is not that of the loss itself."""
 
@@ -253,9 +216,9 @@ KINDS: tuple[KindSpec, ...] = (
         OPT, "optimizer step", Stream.COMPUTE, Per.RANK_STEP, time=Time.RANK, cost="OPT",
         letter="O", color="#3a1152 #2d0c41 #200631",
         needs=(
-            Need(_WORK, Of.EVERY_RANK, when=_sync("global")),
-            Need(_WORK, Of.EARLIER_RANKS, when=_sync("post-validation")),
-            Need(_WORK, Of.OWN_RANK, when=_sync("local")),
+            Need(_WORK, Of.EVERY_RANK, when=if_sync("global")),
+            Need(_WORK, Of.EARLIER_RANKS, when=if_sync("post-validation")),
+            Need(_WORK, Of.OWN_RANK, when=if_sync("local")),
             Need((Kind.REDUCE_GRAD,), Of.OWN_RANK, optional=True),
         ),
     ),

@@ -13,8 +13,8 @@ import string
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from debubble.core.costs import RUNTIMES
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.runtimes import RUNTIMES
 from debubble.core.schedule import SYNCS
 from debubble.core.units import factor, is_number, parse_whole, read_number
 
@@ -262,7 +262,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
         "Costs", typed_only=True,
     ),
     OptionSpec(
-        "runtime", Word(RUNTIMES), "NAME",
+        "runtime", Word((*RUNTIMES,)), "NAME",
         "Rules of a runtime: any (default), torch or debubble.",
         "Costs", typed_only=True, default="any", neutral="any",
     ),

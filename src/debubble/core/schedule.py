@@ -31,17 +31,8 @@ from debubble.core.placement import Placement
 from debubble.core.schedule_fields import FieldSizes, Saved, checked, saved
 from debubble.core.slicing import Slicing
 
-FORMAT = "debubble-schedule"
-FORMAT_VERSION = 1
+FORMAT, FORMAT_VERSION = "debubble-schedule", 1
 SYNCS = ("global", "local", "post-validation")
-RECOMPUTE_AFTER = ("forward", "gradient")
-VOCABULARIES = (0, 1, 2)
-FROM_COSTS = ("order", "cut", "recomputes", "copies")
-"""Parts of a schedule that may be computed from costs: which actions run when, where sequences are
-cut into slices, and where recomputes and copies to the host stand."""
-
-MAX_SLICES = 1 << 10
-VOCABULARY_ADVICE = "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +93,8 @@ class Schedule:
     made_for
         The costs that parts of it were computed from; None if none was, or if that is unknown.
     from_costs
-        What was computed from them, of :data:`FROM_COSTS`; empty for the order.
+        What was computed from them, of :data:`debubble.core.schedule_fields.FROM_COSTS`; empty for
+        the order.
     """
 
     name: str = field(
@@ -115,9 +107,7 @@ class Schedule:
     actions: Program
     offsets: NDArray[np.int64]
     iterations: int = field(default=1, metadata=saved(check.count(), in_file=check.up_to(1 << 16)))
-    slices: int = field(
-        default=1, metadata=saved(check.count(MAX_SLICES), in_file=check.up_to(MAX_SLICES))
-    )  # fmt: skip
+    slices: int = field(default=1, metadata=saved(check.slices, in_file=check.slices_in_file))
     cut: tuple[float, ...] = field(
         default=(),
         metadata=saved(check.cut, write=list, rare=True, same=lambda s: s.slicing.shares),
@@ -130,7 +120,7 @@ class Schedule:
     newest_weights: bool = field(
         default=False, compare=False, metadata=saved(check.boolean, rare=True)
     )
-    recompute_after: str = field(default="forward", metadata=saved(check.one_of(RECOMPUTE_AFTER)))
+    recompute_after: str = field(default="forward", metadata=saved(check.recompute_after))
     explicit_reduction: bool = field(
         default=False, compare=False, metadata=saved(check.boolean, rare=True)
     )  # fmt: skip
@@ -143,9 +133,7 @@ class Schedule:
         default=(),
         metadata=saved(check.targets, write=list, rare=True, same=lambda s: s.copy_targets),
     )
-    vocabulary: int = field(
-        default=0, metadata=saved(check.one_of(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
-    )
+    vocabulary: int = field(default=0, metadata=saved(check.vocabulary, rare=True))
     carries: tuple[tuple[int, int], ...] = field(
         default=(), metadata=saved(check.carries, write=check.pairs, rare=True)
     )
@@ -159,7 +147,7 @@ class Schedule:
         default=(),
         compare=False,
         repr=False,
-        metadata=saved(check.words(FROM_COSTS), write=list, rare=True),
+        metadata=saved(check.from_costs, write=list, rare=True),
     )
     derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     """Results that other layers derive from the schedule, for instance its event graphs."""

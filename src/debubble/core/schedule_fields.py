@@ -22,6 +22,12 @@ from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
 from debubble.core.units import is_number, is_whole
 
+VOCABULARIES = (0, 1, 2)
+FROM_COSTS = ("order", "cut", "recomputes", "copies")
+"""Parts of a schedule that may be computed from costs: which actions run when, where sequences are
+cut into slices, and where recomputes and copies to the host stand."""
+
+MAX_SLICES = 1 << 10
 MAX_VERSIONS = 1 << 16
 MAX_OPTIONS = 64
 MAX_LABEL = 200
@@ -335,3 +341,11 @@ def check_vocabulary(vocabulary: int, placement: Placement, slices: int) -> None
             f"vocabulary is {vocabulary}; that needs one copy of the model, whole microbatches and "
             "a stage on every rank; use 0"
         )
+
+
+slices, slices_in_file = count(MAX_SLICES), up_to(MAX_SLICES)
+recompute_after = one_of(("forward", "gradient"))
+vocabulary = one_of(
+    VOCABULARIES, "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
+)
+from_costs = words(FROM_COSTS)

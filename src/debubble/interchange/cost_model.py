@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.cost_fields import SHAPES, CostField, check_number
-from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
+from debubble.core.costs import BASES, COST_FIELDS, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_names
 from debubble.core.given_layers import CUT, MTP_STAGE, RANKS, check_part, check_whole
 from debubble.core.layers import HELD
+from debubble.core.runtimes import RUNTIMES
 from debubble.core.schedule_fields import MAX_LABEL, FieldSizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
@@ -78,7 +79,7 @@ TOP_KEYS = {
     ),
     "runtime": FileKey(
         " or ".join(RUNTIMES), "torch", "runtime to simulate: PyTorch's, that of debubble.torch, or"
-        " any (the actions as they are)", _word(RUNTIMES),
+        " any (the actions as they are)", _word((*RUNTIMES,)),
     ),
     "time_unit": FileKey("text", "ms", "unit of all times", _label),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only required key"),

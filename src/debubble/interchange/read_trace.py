@@ -30,7 +30,8 @@ from debubble.core.costs import Costs
 from debubble.core.errors import CostError, DebubbleError, FormatError
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, STEP_KINDS
-from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
+from debubble.core.schedule import SYNCS, Schedule
+from debubble.core.schedule_fields import VOCABULARIES
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells

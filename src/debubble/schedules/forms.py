@@ -18,11 +18,12 @@ import numpy as np
 
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
 from debubble.core.cost_fields import CostField
-from debubble.core.cost_table import NO_KINDS, CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.kind_relations import COST_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.spelled_out import NO_KINDS
 from debubble.core.units import number
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import has

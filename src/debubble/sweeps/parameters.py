@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.question import OPTIONS
-from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
+from debubble.core.costs import BASES, COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_name
 from debubble.core.options import OptionType, Range, Word, quoted
+from debubble.core.runtimes import RUNTIMES
 from debubble.interchange.files import is_file_name, is_foreign, is_function
 from debubble.interchange.named import SIZES as NAMES_OF_SIZES
 from debubble.planner.candidate import PRECISIONS
@@ -66,7 +67,7 @@ def _cost(name: str, value: Any) -> Any:
         return value
     cost = current_name(name.removeprefix("costs."), "costs.{}")
     part, _, key = cost.partition(".")
-    words = {"basis": BASES, "runtime": RUNTIMES}
+    words = {"basis": BASES, "runtime": (*RUNTIMES,)}
     try:
         if part in PARTS and key in KEYS:
             return check_cost(part, {key: value})[key]
