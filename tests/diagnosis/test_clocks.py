@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from debubble.diagnosis.clocks import Clocks, align
+from debubble.diagnosis.make_run import run_of
 from debubble.diagnosis.observed import Location, Observed
 from debubble.diagnosis.order import reconstruct
-from debubble.diagnosis.run import run_of
 from tests.diagnosis.made import Made, one_f_one_b
 
 OFFSET = (0.0, 5e-3, -3e-3, 11e-3)

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from debubble.analysis.check import caveats
-from debubble.analysis.comparison import Comparison, Row, ranked
+from debubble.analysis.comparison import Comparison
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
+from debubble.analysis.ranking import Row, ranked
 from debubble.analysis.results import keeps
 from debubble.analysis.same_work import MODELS_DIFFER, differences
 from debubble.core.costs import Costs, check_costs

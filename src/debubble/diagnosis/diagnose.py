@@ -18,11 +18,12 @@ from debubble.diagnosis.candidates import Causes, find_causes, saved_by_waits, w
 from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
 from debubble.diagnosis.findings import TRUSTED, Finding, find
+from debubble.diagnosis.make_run import run_of
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import Run, run_of, without_waits
+from debubble.diagnosis.run import Run, without_waits
 from debubble.diagnosis.schedule_names import ScheduleName
 from debubble.diagnosis.slowdown import Slowdown, slowdown
 from debubble.diagnosis.times import ActionSpread, cost_file, costs_of, spreads_of

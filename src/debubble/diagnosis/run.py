@@ -19,20 +19,10 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.kinds import FORWARD_KINDS, Kind
+from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.joined_groups import join_groups
-from debubble.diagnosis.observed import (
-    Device,
-    Indices,
-    Location,
-    Messages,
-    Observed,
-    Pauses,
-    Times,
-)
-from debubble.diagnosis.order import Orders
+from debubble.diagnosis.observed import Device, Indices, Location, Pauses, Times
 from debubble.diagnosis.schedule_names import NO_PAIR
 
 MOMENT = 4e-4
@@ -332,67 +322,6 @@ def work_of_ranks(schedule: Schedule, times: Times) -> Times:
     counted = np.where(ends_group(schedule.actions), times, 0.0)
     full = np.concatenate([counted, np.zeros((len(times), 1))], axis=1)
     return np.asarray(np.add.reduceat(full, schedule.offsets[:-1], axis=1))
-
-
-def run_of(observed: Observed, orders: Orders) -> Run:
-    """Return the complete steps of an observed run."""
-    schedule = orders.schedules[0]
-    actions = observed.actions
-    shape = (len(orders.step), len(schedule))
-    at = np.stack(orders.rows)
-    unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*ON_CLOCK, *OTHERS)}
-    unknown |= {"lead": np.zeros(shape), "inside": np.full(shape, np.nan)}
-    run = Run(
-        orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
-        _hosts(observed), pauses=observed.pauses, locations=observed.locations,
-        backend=observed.backend, device=observed.device, **unknown,
-    )  # fmt: skip
-    for number in range(len(orders.schedules)):
-        here = np.flatnonzero(orders.order == number)
-        cells = np.ix_(here, run.column(number))
-        rows = at[here]
-        for name in ("start", "end", "issued", "waited", "busy"):
-            getattr(run, name)[cells] = np.where(rows >= 0, getattr(actions, name)[rows], np.nan)
-    join_groups(run)
-    _match(run, observed.messages, max(schedule.slices, 1))
-    return run
-
-
-def _hosts(observed: Observed) -> tuple[str, ...]:
-    workers = observed.ranks * observed.copies
-    if observed.clocks == "ranks":
-        return tuple(f"rank {number}" for number in range(workers))
-    if observed.clocks == "one" or len(observed.hosts) != workers:
-        return ("",) * workers
-    return observed.hosts
-
-
-def _match(run: Run, messages: Messages, slices: int) -> None:
-    """Set the message times of a run at the actions that receive the messages."""
-    if not len(messages):
-        return
-    receives = np.flatnonzero(run.source >= 0)
-    producer = run.source[receives]
-    forward = np.isin(run.kind[producer], FORWARD_KINDS)
-    keys = _keys(forward, run.stage[producer], run.unit[producer])
-    sort = np.argsort(keys)
-    row_of = {pair: row for row, pair in enumerate(zip(run.step.tolist(), run.copy.tolist(),
-                                                       strict=True))}  # fmt: skip
-    pairs = zip(messages.step.tolist(), messages.copy.tolist(), strict=True)
-    row = np.array([row_of.get(pair, -1) for pair in pairs])
-    unit = messages.microbatch.astype(np.int64) * slices + messages.slice
-    wanted = _keys(np.isin(messages.kind, FORWARD_KINDS), messages.stage.astype(np.int64), unit)
-    spot = np.minimum(np.searchsorted(keys, wanted, sorter=sort), len(keys) - 1)
-    column = receives[sort[spot]]
-    real = (row >= 0) & (keys[sort[spot]] == wanted)
-    columns = {"sent": "sent", "posted": "posted", "waited": "began", "arrived": "arrived"}
-    for name, mine in columns.items():
-        getattr(run, mine)[row[real], column[real]] = getattr(messages, name)[real]
-
-
-def _keys(forward: NDArray[np.bool_], stage: Indices, unit: Indices) -> Indices:
-    """Return one number for every sent result."""
-    return (unit << 21) | (stage << 1) | forward
 
 
 def without_waits(run: Run) -> Run:

@@ -30,7 +30,7 @@ from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 
 if TYPE_CHECKING:
-    from debubble.analysis.comparison import Row
+    from debubble.analysis.ranking import Row
 
 MOST_POINTS = 12
 """Memory limits of a sweep, at most."""

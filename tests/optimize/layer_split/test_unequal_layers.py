@@ -19,7 +19,8 @@ from debubble.interchange.cost_files import load_costs
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
-from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem
+from debubble.optimize.layer_split.steps import neighbors
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
 from debubble.optimize.stage_choices.choices import Ways, choice_of, ways_of, with_choice

@@ -30,7 +30,8 @@ from debubble.optimize.bounds.strategies import strongest_rank_bound
 from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
-from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem
+from debubble.optimize.layer_split.steps import neighbors
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies
