@@ -15,7 +15,8 @@ from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
 from debubble.engine.timeline import Timeline
 from debubble.listing import policies as known_policies
 from debubble.listing import scheduler
-from debubble.listing.kernel import NEVER, SCORES, list_schedule
+from debubble.listing.kernel import list_schedule
+from debubble.listing.pass_state import NEVER, SCORES
 from debubble.listing.passes import Passes
 from debubble.listing.workload import Workload
 from debubble.schedules.zb_v import published_order

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, spot
 from debubble.analysis.structure import period_of
-from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
-from debubble.core.kind_relations import FORWARD_KIND
+from debubble.core.actions import Action, kinds_of, microbatches_of
+from debubble.core.kind_relations import FORWARD_KIND, STEP_KIND
 from debubble.core.kinds import GRADIENT_KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
@@ -57,14 +57,14 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
         kinds, units = kinds_of(program), microbatches_of(program)
-        spots = np.flatnonzero(kinds == Kind.OPT)
+        spots = np.flatnonzero(kinds == STEP_KIND)
         steps = _RankSteps(schedule, rank, kinds, units, spots)
         # A file may claim more iterations than fit in memory.
         if len(spots) != schedule.iterations or (units[spots] != np.arange(len(spots))).any():
             _sequence(steps, found)
             continue
         # Microbatches that do not exist belong to no iteration; they are reported as such.
-        kinds[(units < 0) | (units >= schedule.units)] = Kind.OPT
+        kinds[(units < 0) | (units >= schedule.units)] = STEP_KIND
         _gradients(steps, found)
         _weights(steps, found)
 
@@ -77,7 +77,7 @@ def _sequence(steps: _RankSteps, found: Findings) -> None:
     stage = stages[0] if stages else 0
 
     def absent(iteration: int) -> Problem:
-        text = str(Action(stage, Kind.OPT, iteration))
+        text = str(Action(stage, STEP_KIND, iteration))
         return Problem(
             "optimizer",
             f"rank {steps.rank} has no optimizer step for iteration {iteration}",

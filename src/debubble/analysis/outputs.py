@@ -15,12 +15,11 @@ from debubble.core.actions import (
     KIND_MASK,
     STAGE_MASK,
     STAGE_SHIFT,
-    Kind,
     kinds_of,
     microbatches_of,
     stages_of,
 )
-from debubble.core.kind_relations import FORWARD_KIND, WEIGHT_KIND
+from debubble.core.kind_relations import FORWARD_KIND, GATHER_KIND, WEIGHT_KIND
 from debubble.core.schedule import Schedule
 
 _FIELDS = STAGE_MASK << STAGE_SHIFT | KIND_MASK
@@ -41,7 +40,7 @@ def split_under_ddp(schedule: Schedule) -> list[Problem]:
     """
     kinds = kinds_of(schedule.actions)
     split = np.flatnonzero((kinds == WEIGHT_KIND) & (stages_of(schedule.actions) > 0))
-    if not len(split) or np.any(kinds == Kind.UNSHARD):
+    if not len(split) or np.any(kinds == GATHER_KIND):
         return []
     return [
         spot(schedule, split[0]).problem(

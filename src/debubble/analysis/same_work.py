@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.embedding_and_head import PARTS
-from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND, SPLIT_KINDS
+from debubble.core.kind_relations import (
+    FORWARD_KIND,
+    FUSED_KIND,
+    GATHER_KIND,
+    REDUCTION_KIND,
+    SPLIT_KINDS,
+)
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
@@ -101,7 +106,7 @@ def model_size(timeline: Timeline) -> NDArray[np.float64]:
     without: dict[str, Any] = dict.fromkeys(PARTS)
     costs = replace(timeline.table.costs, runtime="any", frozen=0.0, **without)
     whole = costs.resolve(placement)
-    exchanged = whole.duration[[Kind.UNSHARD, Kind.REDUCE_GRAD]].sum(axis=1)
+    exchanged = whole.duration[[GATHER_KIND, REDUCTION_KIND]].sum(axis=1)
     sizes = np.array([whole.activation.sum(), whole.kv.sum(), *exchanged])
     found: NDArray[np.float64] = sizes / placement.copies
     return found

@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, spot
 from debubble.analysis.structure import period_of
-from debubble.core.actions import Action, Kind, among, kinds_of, microbatches_of, stages_of, unpack
+from debubble.core.actions import Action, among, kinds_of, microbatches_of, stages_of, unpack
+from debubble.core.kind_relations import DROP_KIND, GATHER_KIND, REDUCTION_KIND
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
 
 Positions = NDArray[np.int64]
 
-_MOVES = (Kind.UNSHARD, Kind.RESHARD)
+_MOVES = (GATHER_KIND, DROP_KIND)
 
 
 def inspect_sharding(schedule: Schedule, found: Findings) -> None:
@@ -33,7 +34,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
 
 def reduces(schedule: Schedule) -> bool:
     """Return whether actions of the schedule reduce gradients among replicas."""
-    return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
+    return schedule.explicit_reduction or has(schedule, (REDUCTION_KIND,))
 
 
 def _reductions(schedule: Schedule, kind: Positions, owner: Positions, found: Findings) -> None:
@@ -43,7 +44,7 @@ def _reductions(schedule: Schedule, kind: Positions, owner: Positions, found: Fi
     # Of several positions the last one stays.
     last = np.full(schedule.ranks * schedule.stages * iterations, -1)
     last[owner[made] * iterations + unit[made] // period_of(schedule)] = made
-    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    reductions = np.flatnonzero(kind == REDUCTION_KIND)
     have = owner[reductions] * iterations + np.minimum(unit[reductions], iterations - 1)
     strange = (unit[reductions] >= iterations) | (last[have] < 0)
     what = "reduces gradients that nobody computes"
@@ -54,7 +55,7 @@ def _reductions(schedule: Schedule, kind: Positions, owner: Positions, found: Fi
     def absent(item: int) -> Problem:
         rank, _, text = spot(schedule, last[item])
         stage = item // iterations % schedule.stages
-        wanted = str(Action(stage, Kind.REDUCE_GRAD, item % iterations))
+        wanted = str(Action(stage, REDUCTION_KIND, item % iterations))
         return Problem(
             "reduce-grad",
             f"{wanted} is missing: the gradients of stage {stage} are neither divided by the "
@@ -113,19 +114,19 @@ def _weights(schedule: Schedule, kind: Positions, owner: Positions, found: Findi
         here = spot(schedule, every[item])
         stage = unpack(int(schedule.actions[every[item]])).stage
         what = f"uses weights of stage {stage} that its rank does not hold"
-        return here.problem("unshard", what, f"add {Action(stage, Kind.UNSHARD, 0)} before it")
+        return here.problem("unshard", what, f"add {Action(stage, GATHER_KIND, 0)} before it")
 
     def describe(item: int) -> Problem:
         here, stage = spot(schedule, positions[item]), int(group[item]) % stages
         if twice[item]:
             _, there, other = spot(schedule, positions[before[item]])
             what = f"gathers weights of stage {stage} that its rank has since {other}"
-            fix = f"remove it, or drop them before it with {stage}RESHARD0"
+            fix = f"remove it, or drop them before it with {Action(stage, DROP_KIND, 0)}"
             return here.problem("unshard", f"{what} (action {there})", fix, other)
         if without[item]:
             what = f"drops weights of stage {stage} that its rank does not hold"
             return here.problem("unshard", what, "remove it")
-        fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
+        fix = "remove it" if last[item] else f"remove it and the {DROP_KIND.name} behind it"
         return here.problem("unshard", f"gathers weights of stage {stage} that nothing uses", fix)
 
     found.add("unshard", np.flatnonzero(np.repeat(lacking, alike)), lacks)

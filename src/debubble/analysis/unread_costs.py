@@ -11,8 +11,8 @@ import numpy as np
 from debubble.core.actions import COPY_KINDS, Kind, kinds_of, pairs_of
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import COMPUTE_TIMES
-from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
-from debubble.core.kinds import FORWARD_KINDS, STEP_KINDS
+from debubble.core.kind_relations import COST_KINDS, FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
 
@@ -110,7 +110,7 @@ NEEDS: dict[str, CostCondition] = {
     "O": CostCondition(_pairs(forwards=False), "no forward and backward overlap"),
     "FF": CostCondition(_pairs(forwards=True), "no two forwards overlap"),
     "overlap_factor": CostCondition(_sum_of_parts, "no overlapped pair has the sum of its parts"),
-    "OPT": CostCondition(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
+    "OPT": CostCondition(_kinds(*COST_KINDS["OPT"]), "there are no optimizer steps", "iterations"),
     "p2p_carry": CostCondition(
         _carries, "no stage carries anything to another rank", "carry", ("0:2",)
     ),
@@ -126,10 +126,13 @@ NEEDS: dict[str, CostCondition] = {
         "ranks do not exchange attention context",
     ),
     "unshard": CostCondition(
-        _kinds(Kind.UNSHARD), "no weights are gathered from replicas", "sharding", ("fsdp",)
+        _kinds(*COST_KINDS["unshard"]),
+        "no weights are gathered from replicas",
+        "sharding",
+        ("fsdp",),
     ),
     "reduce_grad": CostCondition(
-        _kinds(Kind.REDUCE_GRAD), "no gradients are reduced among replicas", "sharding"
+        _kinds(*COST_KINDS["reduce_grad"]), "no gradients are reduced among replicas", "sharding"
     ),
     "host_bandwidth": _COPIES,
     "host_link_shared_by": _COPIES,

@@ -24,7 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
+from debubble.core.kind_relations import (
+    ACTIVATION_KINDS,
+    FORWARD_KIND,
+    FUSED_KIND,
+    RECOMPUTE_KINDS,
+    SPLIT_KINDS,
+)
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.layers import Layers
 from debubble.core.placement import Placement
@@ -133,7 +139,7 @@ def shares_of_stages(own: Schedule, other: Schedule, layers: Layers | None = Non
     lengths = []
     for place in (own.placement, other.placement):
         table = layers.for_placement(place)[1].resolve(place)
-        lengths.append(table.duration[[Kind.F, Kind.B], : place.stages].sum(axis=0))
+        lengths.append(table.duration[[FORWARD_KIND, FUSED_KIND], : place.stages].sum(axis=0))
     return shares_of_cut(*lengths)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
-from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.kinds import VOCABULARY_KINDS, Kind
+from debubble.core.kind_relations import PASS_KINDS, REDUCTION_KIND
+from debubble.core.kinds import VOCABULARY_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import even_cut
 from debubble.engine.validate import has
@@ -23,7 +23,7 @@ WORDS = {
     "recomputes": "the places of recomputes were",
     "copies": "the places of copies were",
 }
-"""Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+"""Subject and verb by computed part (:data:`debubble.core.schedule_fields.FROM_COSTS`)."""
 
 
 LACKING = "the schedule lacks backwards, so its time covers only a part; debubble.check lists them"
@@ -35,7 +35,7 @@ UNREDUCED = (
 
 def caveats_of(schedule: Schedule, table: CostTable, complete: bool) -> tuple[str, ...]:
     """Return caveats of the times of a schedule, which may lack actions unless it is complete."""
-    unreduced = schedule.explicit_reduction and not has(schedule, (Kind.REDUCE_GRAD,))
+    unreduced = schedule.explicit_reduction and not has(schedule, (REDUCTION_KIND,))
     notes = ("" if complete else LACKING, mismatch(schedule, table), UNREDUCED if unreduced else "")
     return tuple(filter(None, notes))
 

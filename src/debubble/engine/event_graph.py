@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import among, computes, ends_group, kinds_of
 from debubble.core.cost_table import CostTable
+from debubble.core.kind_relations import FORWARD_KIND
 from debubble.core.kinds import (
     COPY_KINDS,
     KINDS,
@@ -184,8 +185,8 @@ class EventGraph:
                 for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
             ]
         there = a[pairs]
-        second = np.where(kinds[pairs] == FORWARDS, Kind.F, kinds[pairs])
-        halves = (np.full_like(there, Kind.F), there), (second, b[pairs])
+        second = np.where(kinds[pairs] == FORWARDS, FORWARD_KIND, kinds[pairs])
+        halves = (np.full_like(there, FORWARD_KIND), there), (second, b[pairs])
         vector[begin:][pairs] = table.pair_times(*halves)
         rare = np.flatnonzero(~links & ~pairs)
         what = (kinds[rare].tolist(), a[rare].tolist(), b[rare].tolist())
@@ -236,7 +237,7 @@ class EventGraph:
             elif kind == CARRY:
                 names.append(f"p2p_carry of {where(a)} to {where(b)}")
             elif kind == FORWARDS or kind in WORK_KINDS:
-                second = Kind.F if kind == FORWARDS else Kind(kind)
+                second = FORWARD_KIND if kind == FORWARDS else Kind(kind)
                 names.append(f"pair F of {where(a)} and {second.name} of {where(b)}")
             else:
                 owner = f"rank {b}" if kind in OF_RANK_KINDS else ""

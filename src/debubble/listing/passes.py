@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
+from debubble.core.kind_relations import FORWARD_KIND, INPUT_KIND, WEIGHT_KIND
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
-from debubble.listing.kernel import NEVER, SCORES, ListProblem, PassProgress, list_schedule
+from debubble.listing.kernel import list_schedule
+from debubble.listing.pass_state import NEVER, SCORES, ListProblem, PassProgress
 from debubble.listing.policies import Policy
 from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
@@ -54,7 +56,7 @@ class Passes:
         self.microbatches = work.microbatches
         ranks, stages, homes, table = work.ranks, work.stages, work.homes, work.table
         self.offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=ranks))])
-        F, I, W = (np.array(table.duration[kind]) for kind in (Kind.F, Kind.I, Kind.W))
+        F, I, W = table.duration[[FORWARD_KIND, INPUT_KIND, WEIGHT_KIND]]
         I += work.recompute_time
         self._busy = work.per_rank(F + I + W)
         self.period = float(self._busy.max())

@@ -8,7 +8,7 @@ from random import Random
 from typing import TypeAlias
 
 from debubble.core.placement import Placement
-from debubble.listing.kernel import PARAMETERS
+from debubble.listing.pass_state import PARAMETERS
 from debubble.listing.workload import TOLERANCE
 
 Policy: TypeAlias = tuple[float, ...]

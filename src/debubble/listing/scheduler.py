@@ -72,7 +72,7 @@ from debubble.core.actions import Program
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
-from debubble.listing.kernel import NEVER
+from debubble.listing.pass_state import NEVER
 from debubble.listing.passes import GIVE_UP, ListCandidate, Passes, key_of
 from debubble.listing.policies import Policy, few_policies, first_policies, variations
 from debubble.listing.workload import Workload

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import RECOMPUTE_KIND
 from debubble.core.placement import Placement
 
 TOLERANCE = 1e-9
@@ -55,7 +55,7 @@ class Workload:
     @cached_property
     def recompute_time(self) -> NDArray[np.float64]:
         """Time of R where a stage recomputes, else 0; shape ``(stages,)``."""
-        return np.where(self.recomputed, self.table.duration[Kind.R], 0.0)
+        return np.where(self.recomputed, self.table.duration[RECOMPUTE_KIND], 0.0)
 
     @cached_property
     def forward_link(self) -> NDArray[np.float64]:

@@ -21,7 +21,14 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.errors import DebubbleError
-from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.kind_relations import (
+    FORWARD_KIND,
+    FUSED_KIND,
+    INPUT_KIND,
+    RECOMPUTE_KIND,
+    RECOMPUTE_KINDS,
+    WEIGHT_KIND,
+)
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
 from debubble.core.layers import Layers
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
@@ -102,7 +109,7 @@ class Problem(Workload):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of actions that every stage runs for every microbatch."""
-        return (Kind.F, Kind.B) if self.fused else (Kind.F, Kind.I, Kind.W)
+        return (FORWARD_KIND, FUSED_KIND) if self.fused else (FORWARD_KIND, INPUT_KIND, WEIGHT_KIND)
 
     @property
     def size(self) -> int:
@@ -197,7 +204,7 @@ class Problem(Workload):
         lane = np.zeros(len(Kind), dtype=np.int64)
         lane[list(self.kinds)] = np.arange(len(self.kinds))
         again = len(self.kinds) * self.stages + np.cumsum(self.recomputed) - 1
-        row = np.where(kinds == Kind.R, again[stages], lane[kinds] * self.stages + stages)
+        row = np.where(kinds == RECOMPUTE_KIND, again[stages], lane[kinds] * self.stages + stages)
         return row * self.microbatches + microbatches_of(packed)
 
     def programs(self, order: NDArray[np.int64]) -> list[Program]:
@@ -205,7 +212,7 @@ class Problem(Workload):
         row, microbatch = np.divmod(order, self.microbatches)
         codes = np.repeat(np.array(self.kinds, dtype=np.int64), self.stages)
         again = np.flatnonzero(self.recomputed)
-        kind = np.append(codes, np.full(len(again), int(Kind.R)))[row]
+        kind = np.append(codes, np.full(len(again), int(RECOMPUTE_KIND)))[row]
         stage = np.append(np.tile(np.arange(self.stages), len(self.kinds)), again)[row]
         packed = microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | kind
         held = np.bincount(self.homes[stage], minlength=self.ranks)

@@ -10,7 +10,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
+from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.observed import Columns, Messages, ObservedActions, Whole
 
 LARGEST = 1 << 62
@@ -185,8 +186,9 @@ def _paired(actions: ObservedActions, sends: Sends, receives: Receives) -> tuple
     times[1:, to] = receives.posted, receives.waited, receives.arrived
     for mine, action in zip(ranks, (source, needs), strict=True):
         mine[:] = np.where((mine < 0) & (action >= 0), actions.rank[action], mine)
-    kind = np.where(needs >= 0, actions.kind[needs], Kind.B)
-    kind = np.where(source >= 0, actions.kind[source], np.where(forward == 1, Kind.F, kind))
+    kind = np.where(needs >= 0, actions.kind[needs], FUSED_KIND)
+    kind = np.where(forward == 1, FORWARD_KIND, kind)
+    kind = np.where(source >= 0, actions.kind[source], kind)
     keys = step, copy, *ranks, kind, stage, microbatch, slice
     messages = Messages.of(**dict(zip(Messages.types(), (*keys, *times), strict=True)))
     order = np.argsort(packed(keys), kind="stable")

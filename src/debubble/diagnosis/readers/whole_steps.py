@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
+from debubble.core.kind_relations import FUSED_KIND, INPUT_KIND
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.core.units import counted
 from debubble.diagnosis.observed import ObservedActions
 from debubble.diagnosis.readers.messages import packed
@@ -155,7 +156,7 @@ def _lacks(
     several = any(copy for copy, _ in usual)
     done = [{one[0] for one in actions} for actions in usual.values()]
     learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
-    backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
+    backward = (FUSED_KIND if any(FUSED_KIND in kinds for kinds in done) else INPUT_KIND).name
     units = [{one[2:] for one in actions} for actions in usual.values()]
     # If each rank has half of the microbatches of a stage, only pairs show the missing ones.
     every = set.union(*units) if max(map(len, units)) == len(set.union(*units)) else set()

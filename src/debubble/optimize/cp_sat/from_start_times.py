@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program, among, kinds_of, stages_of
-from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.actions import Program, among, kinds_of, stages_of
+from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS
 from debubble.engine.timeline import Timeline
 from debubble.optimize.cp_sat.rounding import fused_times
 from debubble.optimize.problem import Problem, without_recomputes
@@ -53,8 +53,8 @@ def starts_by_number(
     else:
         # The W of a fused backward begins where that ends.
         whole = np.concatenate(passes)
-        fused = kinds_of(whole) == Kind.B
-        time = problem.table.duration[Kind.B] if apart else fused_times(problem)
+        fused = kinds_of(whole) == FUSED_KIND
+        time = problem.table.duration[FUSED_KIND] if apart else fused_times(problem)
         ahead = np.where(fused, time[stages_of(whole)], 0.0)
         both = np.repeat(starts, 1 + fused)
         second = np.flatnonzero(fused)

@@ -47,9 +47,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.boundaries import Boundaries
 from debubble.core.cost_table import CostTable
+from debubble.core.kind_relations import (
+    FORWARD_KIND,
+    FUSED_KIND,
+    INPUT_KIND,
+    RECOMPUTE_KIND,
+    WEIGHT_KIND,
+)
 from debubble.core.runtimes import FIRST_IN_W, has_rule
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import transfer_times
@@ -84,7 +90,7 @@ class _Bound:
         alone = cutting.alone
         self.forward, self.back, self.work = _times(root, alone)
         """f, i and t of every layer, shape ``(layers,)``."""
-        self.again = alone.duration[Kind.R]
+        self.again = alone.duration[RECOMPUTE_KIND]
         """R of every layer, shape ``(layers,)``."""
         self.must = np.ones(root.ranks, dtype=bool)
         """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
@@ -115,7 +121,7 @@ class _Bound:
         up, down = np.cumsum(root.forward_link), np.append(0.0, np.cumsum(root.backward_link))
         busy = root.per_rank(ends.sum(axis=0))
         if self.must.any():
-            again = root.per_rank(self.ends.table.duration[Kind.R])
+            again = root.per_rank(self.ends.table.duration[RECOMPUTE_KIND])
             busy += np.where(self.must, again, 0.0)
         if root.mode == "blocking":
             busy += root.per_rank(transfer_times(root).sum(axis=0))
@@ -241,7 +247,7 @@ def _times(
     root: Problem, alone: CostTable
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return f, i and t of every layer: no stage of any cut takes less for its layers."""
-    F, I, W, B = alone.duration[[Kind.F, Kind.I, Kind.W, Kind.B]]
+    F, I, W, B = alone.duration[[FORWARD_KIND, INPUT_KIND, WEIGHT_KIND, FUSED_KIND]]
     if root.fused:
         return F, B, F + B
     back = I + W

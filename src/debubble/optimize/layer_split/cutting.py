@@ -16,12 +16,13 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import RECOMPUTE_KIND
 from debubble.core.layers import Cut, even_cut
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import eased as ease_costs
+from debubble.optimize.layer_split.steps import neighbors, shared_out
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.offload import relax_copies
 
@@ -30,9 +31,6 @@ FEW = 500
 
 STEPS = 200
 """Layers that are moved one after the other to improve a cut, at most."""
-
-MOVES = 256
-"""Moves of a layer that are evaluated, about: with many stages, only between near ones."""
 
 
 def cut_problem(root: Problem, cut: Sequence[int]) -> Problem:
@@ -119,7 +117,7 @@ class Cutting:
         """Time of every layer for one microbatch, without R and with it; shape ``(2, count)``."""
         times = self.alone.duration
         work = times[list(self.root.kinds)].sum(axis=0)
-        return np.array([work, work + times[Kind.R]])
+        return np.array([work, work + times[RECOMPUTE_KIND]])
 
     def most_layers(self, microbatches: float | NDArray[np.float64] = 1.0) -> NDArray[np.int64]:
         """Return the number of layers that fit on every rank, shape ``(ranks,)``."""
@@ -181,7 +179,7 @@ class Cutting:
         used = self.stages_of_ranks > 0
         if self.plain:
             one = self._mean[1]
-            counts = _shared_out(
+            counts = shared_out(
                 self.count, self.least_of_ranks, used, self.ends.microbatch_memory, one,
                 np.full(self.root.ranks, self.count),
             )  # fmt: skip
@@ -266,7 +264,7 @@ class Cutting:
         """
         root = self.root
         work, one = self.ends.times.sum(axis=0), self._mean[0]
-        counts = _shared_out(
+        counts = shared_out(
             self.count, self.least_of_ranks, self.stages_of_ranks > 0, root.per_rank(work), one,
             most, late,
         )  # fmt: skip
@@ -275,7 +273,7 @@ class Cutting:
             own = np.flatnonzero(root.homes == rank)
             free, some = np.full(len(own), self.count), np.full(len(own), True)
             if len(own):
-                cut[own] = _shared_out(
+                cut[own] = shared_out(
                     int(counts[rank]), self.least[own], some, work[own], one, free, late
                 )
         return tuple(cut.tolist())
@@ -376,32 +374,3 @@ class Cutting:
             tuple(b - a - less for (a, b), less in zip(pairwise(border), spare, strict=True))
             for border in borders
         ]
-
-
-def neighbors(cut: Cut, least: NDArray[np.int64] | None = None) -> Iterator[Cut]:
-    """Yield cuts with one layer of a stage on another one; a stage keeps its least."""
-    S = len(cut)
-    fewest = [1] * S if least is None else least.tolist()
-    reach = max(1, MOVES // (2 * S))
-    for source in range(S):
-        for target in range(max(0, source - reach), min(S, source + reach + 1)):
-            if target != source and cut[source] > fewest[source]:
-                other = list(cut)
-                other[source] -= 1
-                other[target] += 1
-                yield tuple(other)
-
-
-def _shared_out(
-    layers: int, least: NDArray[np.int64], used: NDArray[np.bool_], base: NDArray[np.float64],
-    one: float, most: NDArray[np.int64], late: bool = False,
-) -> NDArray[np.int64]:  # fmt: skip
-    """Share layers out, one by one to the owner that then has the smallest load."""
-    counts = least.copy()
-    turn = np.arange(len(least))[:: -1 if late else 1]
-    scale = float(base.max()) + one * layers or 1.0
-    for _ in range(layers - int(counts.sum())):
-        load = np.where(used & (counts < most), base + one * (counts + 1), np.inf)
-        # Equal loads computed in different order differ in the last digits.
-        counts[np.lexsort((turn, np.round(load / scale, 12)))[0]] += 1
-    return counts

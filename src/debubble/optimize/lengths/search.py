@@ -21,10 +21,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import Kind, Program, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Program, kinds_of, microbatches_of, stages_of
 from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import FORWARD_KIND
 from debubble.core.schedule import Schedule
 from debubble.core.stage_values import numbers_of
 from debubble.engine.memory import memory_limits
@@ -121,7 +122,7 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
 def entering(schedule: Schedule) -> tuple[int, ...]:
     """Return microbatches in the order in which they enter stage 0."""
     actions = schedule.program(int(schedule.placement.ranks_of_stages[0]))
-    first = (kinds_of(actions) == Kind.F) & (stages_of(actions) == 0)
+    first = (kinds_of(actions) == FORWARD_KIND) & (stages_of(actions) == 0)
     return tuple(microbatches_of(actions[first]).tolist())
 
 

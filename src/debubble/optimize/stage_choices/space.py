@@ -27,7 +27,7 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.kind_relations import RECOMPUTE_KIND
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal.strategies import SMALL, count_pairs
 from debubble.optimize.bounds.paths import lower_bound
@@ -83,7 +83,7 @@ def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> P
         way is None and not all(some & RECOMPUTE for some in open_to)
         for way, open_to in zip(decided, ways, strict=True)
     ]
-    duration[Kind.R, spared] = 0.0
+    duration[RECOMPUTE_KIND, spared] = 0.0
     chosen = [
         reduce(or_, open_to) if way is None else way
         for way, open_to in zip(decided, ways, strict=True)
