@@ -33,11 +33,12 @@ FIELD = """
     E: Value = cost(0.0, "stage", "absent", "0.5", "exchange of tokens between experts", timed=True)
 """
 
+KIND_END = "\n\n\n@dataclass(frozen=True)\nclass Need:"
 KINDS_END = '\n)  # fmt: skip\n"""A row for every kind'
 LAUNCH = "\n    launch: float = timed("
 EDITS = {
     "core/kinds.py": (
-        ("\n\n\nclass WaitRules(", MEMBER + "\n\n\nclass WaitRules("),
+        (KIND_END, MEMBER + KIND_END),
         (KINDS_END, ROW.rstrip("\n") + KINDS_END),
     ),
     "core/costs.py": ((LAUNCH, FIELD.rstrip("\n") + LAUNCH),),

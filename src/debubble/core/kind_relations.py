@@ -42,12 +42,12 @@ FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 (WEIGHT_KIND,) = (kind for kind in SPLIT_KINDS if kind in WEIGHT_KINDS)
 """With :data:`FUSED_KIND` the work of a stage for a microbatch, by role."""
 
-(STEP_KIND,) = STEP_KINDS
-(REDUCTION_KIND,) = (kind for kind in SHARDING_KINDS if KINDS[kind].per is Per.STAGE_STEP)
-(GATHER_KIND,) = (kind for kind in SHARDING_KINDS if any(
-    kind in need.kinds and need.of is Of.LATEST for spec in KINDS for need in spec.needs
-))  # fmt: skip
-(DROP_KIND,) = (kind for kind in SHARDING_KINDS if KINDS[kind].time is Time.NONE)
+STEP_KIND, *_ = STEP_KINDS
+REDUCTION_KIND, *_ = (kind for kind in SHARDING_KINDS if KINDS[kind].per is Per.STAGE_STEP)
+GATHER_KIND, *_ = (
+    need.kinds[0] for spec in KINDS for need in spec.needs if need.of is Of.LATEST
+)  # fmt: skip
+DROP_KIND, *_ = (kind for kind in SHARDING_KINDS if KINDS[kind].time is Time.NONE)
 """What stages do besides, by role: optimizer steps, and what replicas of a stage exchange."""
 
 COST_KINDS = {
