@@ -32,6 +32,8 @@ demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
 	@echo
 	@echo 'Open demo.png: it shows the three steps on one time axis. Next, in a browser:'
 	@echo '  $(BIN)/debubble serve'
+	@# Machine code for large schedules is made while the picture is looked at.
+	@$(BIN)/debubble doctor >/dev/null 2>&1 &
 
 # Pages are tested in a real browser; without one these tests are skipped.
 browser:  ## Chromium for the tests of pages, where apt has it

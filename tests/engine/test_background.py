@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -28,12 +31,12 @@ def run():
     return waiting.tolist()
 import numba
 found = [run()]
-started = background._process
+started = list(background._processes)
 limit = time.monotonic() + 300
 while not mark_reachable._ready and time.monotonic() < limit:
     found.append(run())
     time.sleep(0.05)
-print(started is not None, found[0] == found[-1], len(mark_reachable._ready))
+print(len(started), found[0] == found[-1], len(mark_reachable._ready))
 print(*mark_reachable.compiled.stats.cache_hits.values())
 """
 
@@ -58,7 +61,7 @@ def python(code: str, cache: Path) -> tuple[list[str], str]:
 @pytest.mark.slow
 def test_code_is_made_elsewhere_and_then_loaded_here(tmp_path: Path) -> None:
     shown, errors = python(BUSY, tmp_path)
-    assert shown == ["True True 1", "1"]
+    assert shown == ["1 True 1", "1"]
     assert errors == ""
 
 
@@ -66,9 +69,9 @@ def test_a_small_command_starts_no_process(tmp_path: Path) -> None:
     code = (
         "import debubble as db, sys; from debubble.engine import background;"
         "db.simulate(db.make('1f1b', ranks=4, microbatches=8));"
-        "print(background._process, 'numba' in sys.modules)"
+        "print(background._processes, 'numba' in sys.modules)"
     )
-    assert python(code, tmp_path) == (["None False"], "")
+    assert python(code, tmp_path) == (["[] False"], "")
 
 
 class Worker:
@@ -82,8 +85,8 @@ class Worker:
 def _asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(background.SWITCH, "1")
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(background, "_asked", set())
-    monkeypatch.setattr(background, "_process", None)
+    monkeypatch.setattr(background, "_asked", {})
+    monkeypatch.setattr(background, "_processes", [])
     monkeypatch.setattr(background, "_failed", False)
 
 
@@ -102,7 +105,7 @@ def test_a_process_that_ends_without_the_code_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(background, "_start", Worker)
-    monkeypatch.setattr(background, "_write", lambda _request: None)
+    monkeypatch.setattr(background, "_write", lambda _process, _request: None)
     assert background.compile_in_background("somewhere", "name", ())
     assert not background.compile_in_background("somewhere", "name", ())
 
@@ -111,7 +114,51 @@ def test_a_process_that_ends_without_the_code_is_not_asked_again(
 def test_nothing_starts_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(background.SWITCH, "0")
     assert not background.compile_in_background("somewhere", "name", ())
-    assert background._process is None
+    assert background._processes == []
+
+
+class Busy:
+    """A process that has not ended."""
+
+    def poll(self) -> None:
+        return None
+
+
+@pytest.mark.usefixtures("_asked_for_nothing")
+def test_requests_go_to_new_processes_up_to_the_limit_and_then_to_the_one_with_fewest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "MOST", 2)
+    monkeypatch.setattr(background, "_start", Busy)
+    written: list[object] = []
+    monkeypatch.setattr(background, "_write", lambda process, _request: written.append(process))
+    for name in ("a", "b", "c", "d", "c"):
+        assert background.compile_in_background("somewhere", name, ())
+    first, second = background._processes
+    assert written == [first, second, first, second]
+
+
+@pytest.mark.parametrize("asked", [("light", "heavy"), ("heavy", "light")])
+def test_the_kernel_that_has_run_most_is_made_first(
+    asked: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    kernels = {name: SimpleNamespace(compiled=SimpleNamespace(compile=made.append))
+               for name in asked}  # fmt: skip
+    work = {"light": 60_000, "heavy": 300_000}
+    packed = b"".join(
+        pickle.dumps((-work[name], pickle.dumps(("somewhere", name, name)))) for name in asked
+    )
+    # They have arrived by the time that the compiler is loaded.
+    monkeypatch.setattr(background, "Thread", lambda **given: SimpleNamespace(
+        start=lambda: given["target"](*given["args"])
+    ))  # fmt: skip
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(packed)))
+    monkeypatch.setattr(background, "import_module", lambda name: (
+        SimpleNamespace(**kernels) if name == "somewhere" else jit
+    ))  # fmt: skip
+    background.serve()
+    assert made == ["heavy", "light"]
 
 
 def test_code_that_cannot_be_kept_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
-"""Machine code made in a second process, so that this one goes on interpreting meanwhile.
+"""Machine code made in other processes, so that this one goes on interpreting meanwhile.
 
-Numba keeps the code on disk, from where this process and every later one loads it. The process is
-started for the first kernel that is worth it and ends when there has been nothing to do for a
-while; it goes on when this process ends, for the sake of the next. Nothing of it is ever reported:
-where it cannot start, or fails, kernels are compiled here.
+Numba keeps the code on disk, from where this process and every later one loads it. A process is
+started for the first kernels that are worth it, as far as there are processors, and begins with the
+kernel that has run most; it ends when there has been nothing to do for a while, and goes on when
+this process ends, for the sake of the next. Nothing of it is ever reported: where it cannot start,
+or fails, kernels are compiled here.
 """
 
 from __future__ import annotations
@@ -15,43 +16,46 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
+from itertools import count
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, PriorityQueue
 from threading import Lock, Thread
 from typing import Any
 
 SWITCH = "DEBUBBLE_BACKGROUND"
-"""Environment variable that forbids the second process with ``0``."""
+"""Environment variable that forbids other processes with ``0``."""
+
+MOST = max(1, min(3, (os.cpu_count() or 1) - 1))
+"""Maximum number of processes: each loads numba, and the sweep takes as long as all other kernels
+that a simulation needs."""
 
 IDLE = 2.0
-"""Seconds without a request after which the process ends."""
+"""Seconds without a request after which a process ends."""
 
 _lock = Lock()
-_asked: set[tuple[object, ...]] = set()
-_process: subprocess.Popen[bytes] | None = None
+_processes: list[subprocess.Popen[bytes]] = []
+_asked: dict[tuple[object, ...], subprocess.Popen[bytes]] = {}
 _failed = False
 
 
-def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> bool:
+def compile_in_background(module: str, name: str, types: tuple[Any, ...], work: int = 0) -> bool:
     """Ask for the machine code of a kernel, once; returns False where it cannot be had this way.
 
-    `types` are numba's types of its arguments.
+    `types` are numba's types of its arguments, and `work` what it has run: the most is made first.
     """
     global _failed
     if _failed or not is_allowed():
         return False
     request = (module, name, types)
     with _lock:
-        running = _is_running()
-        if not running and request in _asked:
-            # It has ended without making this.
-            _failed = True
-        elif request not in _asked:
-            _asked.add(request)
+        if request not in _asked:
             try:
-                _send(pickle.dumps(request), running)
+                _asked[request] = _send(pickle.dumps((-work, pickle.dumps(request))))
             except Exception:  # a system without processes raises anything
                 _failed = True
+        elif _asked[request].poll() is not None:
+            # It has ended without making this.
+            _failed = True
         return not _failed
 
 
@@ -66,28 +70,26 @@ def is_python() -> bool:
     return named and not getattr(sys, "frozen", False)
 
 
-def _is_running() -> bool:
-    """Return whether the process is there; one that has ended is no zombie from here on."""
-    return _process is not None and _process.poll() is None
-
-
-def _send(request: bytes, running: bool) -> None:
-    """Write a request to the process, after it is started where there is none."""
-    global _process
-    if running:
+def _send(request: bytes) -> subprocess.Popen[bytes]:
+    """Write a request to the process with the fewest, or a new one; return the process."""
+    running = [process for process in _processes if process.poll() is None]
+    if len(running) >= MOST:
+        asked = list(_asked.values())
+        process = min(running, key=asked.count)
         # It may end at this very moment.
         with suppress(OSError):
-            _write(request)
-            return
-    _process = _start()
-    _write(request)
+            _write(process, request)
+            return process
+    process = _start()
+    _processes.append(process)
+    _write(process, request)
+    return process
 
 
-def _write(request: bytes) -> None:
-    assert _process is not None
-    assert _process.stdin is not None
-    _process.stdin.write(request)
-    _process.stdin.flush()
+def _write(process: subprocess.Popen[bytes], request: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(request)
+    process.stdin.flush()
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -111,34 +113,41 @@ def _start() -> subprocess.Popen[bytes]:
 
 @atexit.register
 def _let_go() -> None:
-    """Leave the process to itself: it sees that its input ends."""
-    if _process is not None and _is_running():
-        with suppress(OSError):
-            assert _process.stdin is not None
-            _process.stdin.close()
-        # Else Python warns of a process that is still running.
-        _process.returncode = 0
+    """Leave the processes to themselves: they see that their input ends."""
+    for process in _processes:
+        if process.poll() is None:
+            with suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+            # Else Python warns of a process that is still running.
+            process.returncode = 0
 
 
 def serve() -> None:
     """Compile what is asked for on standard input, until that ends or nothing comes for a while."""
-    requests: Queue[Any] = Queue()
+    requests: PriorityQueue[Any] = PriorityQueue()
     Thread(target=_read, args=(requests,), daemon=True).start()
+    # What kernels need is loaded while more requests arrive.
+    import_module("debubble.engine.jit").load_compiler()
     with suppress(Empty):
-        while (request := requests.get(timeout=IDLE)) is not None:
-            module, name, types = request
+        while request := requests.get(timeout=IDLE)[-1]:
+            module, name, types = pickle.loads(request)
             getattr(import_module(module), name).compiled.compile(types)
 
 
-def _read(requests: Queue[Any]) -> None:
-    """Queue all requests, and None after the last."""
-    request: Any = ()
-    while request is not None:
+def _read(requests: PriorityQueue[Any]) -> None:
+    """Queue all requests by their work, and an empty one after the last.
+
+    They stay packed: numba's types would be imported in two threads at once.
+    """
+    for number in count():
         try:
-            request = pickle.load(sys.stdin.buffer)
+            less, request = pickle.load(sys.stdin.buffer)
         except (EOFError, OSError):
-            request = None
-        requests.put(request)
+            less, request = 1, b""
+        requests.put((less, number, request))
+        if not request:
+            return
 
 
 if __name__ == "__main__":

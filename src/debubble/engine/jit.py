@@ -158,7 +158,7 @@ class Kernel(Generic[R]):
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
             limit = self._limits.get(types, 0) or self._limit(types, args)
             # A single call that is worth the compiler does not wait for the second process.
-            waits = worth_asking and work <= limit and self._is_being_compiled(args)
+            waits = worth_asking and work <= limit and self._is_being_compiled(args, total)
             if waits or total <= limit:
                 return False
         self._ready.add(types)
@@ -199,12 +199,13 @@ class Kernel(Generic[R]):
         compiled = self.compiled
         return self._is_kept and _on_disk(compiled, args)
 
-    def _is_being_compiled(self, args: tuple[Any, ...]) -> bool:
-        """Return whether a second process compiles this for such arguments, or has done so."""
+    def _is_being_compiled(self, args: tuple[Any, ...], work: int = 0) -> bool:
+        """Return whether another process compiles this for such arguments, or has done so."""
         module, name = self.py_func.__module__, self.py_func.__name__
         if not self._is_kept or getattr(sys.modules.get(module), name, None) is not self:
             return False
-        return compile_in_background(module, name, tuple(map(self.compiled.typeof_pyval, args)))
+        types = tuple(map(self.compiled.typeof_pyval, args))
+        return compile_in_background(module, name, types, work)
 
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
