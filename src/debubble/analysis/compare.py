@@ -12,7 +12,7 @@ from debubble.analysis.check import caveats
 from debubble.analysis.comparison import Comparison
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
-from debubble.analysis.question import Question
+from debubble.analysis.question import AS_READ, Question
 from debubble.analysis.ranking import Row, ranked
 from debubble.analysis.results import keeps
 from debubble.analysis.same_work import MODELS_DIFFER, differences
@@ -58,7 +58,7 @@ def compare(
     jitter: str | Jitter | None = None,
     stop: Callable[[], bool] | None = None,
     layers: Given | None = None,
-    **lowerings: Any,
+    **more: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
 
@@ -101,7 +101,7 @@ def compare(
     layers
         Layers to cut into every schedule's stages, as in :func:`debubble.optimize`: by a cut that
         they have for its ranks, else so that the busiest rank does as little as possible.
-    **lowerings
+    **more
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
 
@@ -135,7 +135,7 @@ def compare(
     asked = Question(
         "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
         iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
-        lowerings=values_of(lowerings),
+        **{name: more.pop(name) for name in AS_READ if name in more}, lowerings=values_of(more),
         layers=None if layers is None else make_layers(layers, costs),
     )  # fmt: skip
     options = {} if options is None else options

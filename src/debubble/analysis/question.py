@@ -8,7 +8,7 @@ would be if something were different is the same question with one field replace
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,12 @@ class Question:
         """Step times of many samples; None where nothing varies."""
         return None if self.jitter is None else self.timeline.jitter(self.jitter)
 
+
+_NAMES = {spec.name for spec in fields(Question)} - {"memory"}
+
+AS_READ = tuple(row.name for row in OPTIONS if row.name in _NAMES and not row.typed_only)
+"""Options whose values are fields of a question as they are: all but costs, the limit, which has
+their unit, lowerings and what varies."""
 
 HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
 """Advice for a size that is missing."""

@@ -12,7 +12,7 @@ import typer
 from debubble.analysis.compare import compare as simulate_all
 from debubble.analysis.compare import has_choice
 from debubble.analysis.layout import line_width, unstyled
-from debubble.analysis.question import HOW
+from debubble.analysis.question import AS_READ, HOW
 from debubble.analysis.tex import bibliography
 from debubble.cli.app import command
 from debubble.cli.exit_codes import BAD_INPUT
@@ -34,7 +34,7 @@ from debubble.cli.progress import Phases, phases
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name, write_text
-from debubble.interchange.named import made_for_each
+from debubble.interchange.named import SIZES, made_for_each
 from debubble.schedules import registry
 
 
@@ -78,9 +78,7 @@ def compare(
             chunks=chunks,
             costs=inputs.costs,
             memory=inputs.memory,
-            p2p_mode=inputs.mode,
-            iterations=inputs.asked.iterations,
-            sync=inputs.asked.sync,
+            **{name: getattr(inputs.asked, name) for name in AS_READ if name not in SIZES},
             **inputs.asked.lowerings,
             options=inputs.options(named),
             time_unit=inputs.costs.time_unit,

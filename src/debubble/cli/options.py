@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from debubble.analysis.check import Report, check
-from debubble.analysis.question import OPTIONS, Question, WrongOrderError
+from debubble.analysis.question import AS_READ, OPTIONS, Question, WrongOrderError
 from debubble.analysis.unread_costs import unread_notes
 from debubble.cli import completion
 from debubble.cli.panels import OUTPUT
@@ -112,7 +112,7 @@ class Setup:
         values = {
             name: _ROWS[name].type.read(_ROWS[name].flag, text)
             for name, text in texts.items()
-            if name in _READ and name not in several
+            if name in AS_READ and name not in several
         }
         memory = None if file is None else file.memory_limit
         if "memory" in texts:
@@ -147,9 +147,6 @@ class Setup:
 _ROWS = {row.name: row for row in OPTIONS}
 _SEVERAL = ("microbatches", "chunks")
 """Sizes of which a comparison takes several."""
-
-_READ = ("ranks", "microbatches", "chunks", "iterations", "sync", "p2p_mode")
-"""Options that are fields of a question and independent of each other."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from debubble.analysis.compare import has_choice
 from debubble.analysis.measures import MEASURES
-from debubble.analysis.question import Question
+from debubble.analysis.question import AS_READ, Question
 from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
@@ -109,7 +109,7 @@ def layers_of(options: Options) -> Mapping[str, Any] | None:
 def simulate(options: Options) -> list[Row]:
     """Simulate a schedule; return every measure that reports and comparisons have."""
     costs, filled = costs_of(options)
-    given = {key: options[key] for key in (*SIZES, *SHARED) if key in options}
+    given = {key: options[key] for key in AS_READ if key in options}
     given |= {"memory": filled["memory"]} if "memory" in filled else {}
     lowerings = {row.name: options.get(row.name) for row in LOWERINGS}
     layers = layers_of(options)
@@ -123,14 +123,10 @@ def simulate(options: Options) -> list[Row]:
     return [sizes | measures | {"fits": keeps(timeline, asked.memory)}]
 
 
-SHARED = ("iterations", "sync", "p2p_mode")
-"""Options that questions and comparisons take by these names, next to sizes and memory."""
-
-
 def compare(options: Options) -> list[Row]:
     """Compare schedules; return a row for each, best first, then those that cannot be made."""
     costs, filled = costs_of(options)
-    known = (*SIZES, "memory", *SHARED, *(row.name for row in LOWERINGS))
+    known = (*AS_READ, "memory", *(row.name for row in LOWERINGS))
     given = {key: filled[key] for key in known if key in filled}
     if not has_choice(name for name in options["schedules"] if not is_foreign(name)):
         # Results have the number of chunks that each schedule has.
