@@ -19,7 +19,7 @@ from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.chain import lower
 from tests import oracle
 from tests.pairs import each_sort, each_sort_and
-from tests.strategies import costs_for, made, recomputing, with_copies
+from tests.strategies import carrying, costs_for, made, recomputing, with_copies
 
 
 def totals(timeline):
@@ -109,6 +109,20 @@ def test_an_order_made_under_a_limit_waits_for_memory_where_more_would_help():
     assert sum(totals(tight).values()) == pytest.approx(idle)
 
 
+def test_a_forward_lacks_memory_from_when_what_is_carried_to_it_is_there():
+    # 2F0 waits for its carry until 4 + 3, and 2B0 from 8 to 15. The next forward of rank 2 has its
+    # input from stage 1 at 9, what stage 0 carries for it at 8 + 3, and no room before 15.
+    rows = [
+        ["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"],
+        ["2F0", "2B0", "2F1", "2B1"], ["3F0", "3B0", "3F1", "3B1"],
+    ]  # fmt: skip
+    schedule = Schedule.from_text(
+        rows, db.Placement.linear(4), 2, carries=[(0, 2)], options={"memory": 1}
+    )
+    timeline = db.simulate(schedule, db.Costs(F=[4, 1, 1, 1], B=[2, 2, 2, 6], p2p_carry=3))
+    assert segments(timeline, 2)[1:3] == [("data", 8.0, 11.0), ("memory", 11.0, 15.0)]
+
+
 def test_an_option_that_is_no_limit_is_none():
     schedule = Schedule.from_text([["0F0", "0B0"]], db.Placement.linear(1), 1)
     assert memory_limit(schedule) is None
@@ -157,7 +171,10 @@ def waits_by_oracle(schedule, costs):
                     continue
                 wanted = [
                     next(source for source in group if source in at)
-                    for group in oracle.sources_of(schedule, member)
+                    for group in (
+                        *oracle.sources_of(schedule, member),
+                        *oracle.carried_sources_of(schedule, member),
+                    )
                 ] + oracle.shard_sources_of(schedule, member)
                 reload = member._replace(kind=Kind.RELOAD)
                 if reload in at and member.kind in (Kind.I, Kind.B, Kind.R):
@@ -182,6 +199,8 @@ def test_causes_are_those_of_the_plain_simulator(entry, data):
     copies = np.isin(kinds_of(schedule.actions), COPY_KINDS).any()
     if not copies and not schedule.vocabulary and data.draw(st.booleans()):
         schedule = data.draw(with_copies(schedule))
+    if schedule.slices == 1 and data.draw(st.booleans()):
+        schedule = data.draw(carrying(schedule))
     schedule = dataclasses.replace(schedule, options={})
     costs = data.draw(costs_for(schedule))
     # Costs that an order was not made for are no reason to warn here.

@@ -28,7 +28,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 """What makes a search go another way."""
 
-SETTINGS: dict[str, dict[str, Any]] = {"placement": {"chunks": 2}, "memory": {"backward": "fused"}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "placement": {"chunks": 2}, "memory": {"backward": "fused"},
+    "carry": {"costs": {"p2p_carry": 9}},
+}  # fmt: skip
 """Where an option matters, if not everywhere."""
 
 
@@ -58,6 +61,9 @@ def questions() -> Iterator[tuple[str, str, Any]]:
     """A way to search, an option and a value: all for ways of one sort, else one of an option."""
     for number, search in enumerate(SEARCHES):
         for turn, (name, values) in enumerate(VALUES.items()):
+            if name == "carry" and "layers" in search:
+                # Refused: a cut moves what begins and ends there.
+                continue
             every = EXPLORES or search in ("plain", "lengths", "layers")
             at = (number + turn) % len(values)
             for value in values if every else values[at : at + 1]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.engine.modes import P2P_MODES, P2PMode
+from debubble.engine.modes import MODE, P2P_MODES, P2PMode
 from debubble.interchange.files import load, save
 from debubble.schedules.registry import Entry
 from tests.lowerings import Case, cases
@@ -70,6 +70,23 @@ def test_what_is_carried_takes_as_long_as_actions_as_without(
     )
     expected = db.simulate(plain, costs, p2p_mode).makespan
     assert db.simulate(lowered, costs, p2p_mode).makespan == pytest.approx(expected)
+
+
+@each_with_modes
+def test_what_replicas_exchange_is_the_same_next_to_transfers_as_actions(
+    entry: Entry, p2p_mode: P2PMode
+) -> None:
+    """Where transfers are no actions the engine inserts them: the times are those of its policy."""
+    sizes: dict[str, Any] = {"ranks": 4, "microbatches": smallest(entry).microbatches}
+    costs = db.Costs(F=1, B=2, R=1, p2p=0.75, unshard=0.5, reduce_grad=1.5, OPT=1)
+    policy = MODE[p2p_mode].receives or "eager"
+    for sharding in ("ddp", "fsdp"):
+        schedules = [
+            db.make(entry.name, **sizes, iterations=2, sharding=sharding, transfers=transfers)
+            for transfers in (None, policy)
+        ]
+        ends = [db.simulate(schedule, costs, p2p_mode).makespan for schedule in schedules]
+        assert ends[0] == pytest.approx(ends[1]), sharding
 
 
 @pytest.mark.parametrize("p2p_mode", P2P_MODES)

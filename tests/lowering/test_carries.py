@@ -23,16 +23,12 @@ from debubble.engine.modes import P2P_MODES
 from debubble.engine.validate import has
 from debubble.interchange import launchers
 from debubble.interchange.read_trace import load_trace
-from debubble.interchange.schedule_json import from_json, to_json
+from debubble.interchange.schedule_json import from_json
 from debubble.interchange.torch_csv import to_csv
 from debubble.interchange.trace_events import run_trace, trace_text, write_trace
 from debubble.lowering.carries import add_carries
 from debubble.lowering.transfers import RECEIVE_POLICIES, TRANSFER_POLICIES, add_transfers
 from debubble.megatron.refused import refuse
-from debubble.playground.faster import faster
-from debubble.playground.limits import RefusedError
-from debubble.playground.searches import Search
-from debubble.playground.state import File, PageState, Wanted
 from debubble.schedules.registry import Entry
 from debubble.view import captions
 from tests.command import call
@@ -218,12 +214,6 @@ def test_the_refusal_of_a_carried_trace_names_a_command_that_draws_it(tmp_path: 
     assert call(*words, "-o", tmp_path / "x.svg").code == 0
 
 
-def searched_from_the_page(schedule: Schedule) -> None:
-    """Ask for a faster order than that of a file on the page."""
-    file = File(name="order.json", text=to_json(schedule))
-    faster(PageState(schedules=[Wanted(file=file)], ranks=3, microbatches=4), Search("someone"))
-
-
 SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "torch-csv": lambda schedule, _: to_csv(schedule),
     "torch-csv-comms": lambda schedule, path: add_transfers(schedule).save(f"{path}.csv"),
@@ -231,7 +221,6 @@ SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "automodel": lambda schedule, _: launchers.automodel(schedule, "x.csv", None),
     "megatron": lambda schedule, _: launchers.megatron(schedule),
     "debubble.megatron": lambda schedule, _: refuse(None, schedule),
-    "playground": lambda schedule, _: searched_from_the_page(schedule),
     "diagnosis": lambda schedule, path: traced(schedule, f"{path}.json"),
 }
 """Everything outside of debubble's engine that takes a schedule, and no carries."""
@@ -240,14 +229,8 @@ SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
 @pytest.mark.parametrize("surface", SURFACES)
 def test_no_surface_drops_a_carry(surface: str, tmp_path: Any) -> None:
     call = SURFACES[surface]
-    with pytest.raises((ParameterError, FormatError, RefusedError), match=r"carr(y|ies)"):
+    with pytest.raises((ParameterError, FormatError), match=r"carr(y|ies)"):
         call(three(4), tmp_path / "x")
-
-
-def test_a_search_says_where_a_carry_goes() -> None:
-    result = call("optimize", "-p", 3, "-m", 4, "--carry", "0:2")
-    assert result.code == 2
-    assert " ".join(result.err.split()).endswith("debubble simulate best.json --carry 0:2")
 
 
 @pytest.mark.parametrize("policy", TRANSFER_POLICIES)

@@ -34,6 +34,15 @@ def test_reductions_stand_behind_the_last_weight_gradient_and_its_sends() -> Non
     assert words(lowered, 1) == "1RECV_F0 1F0 1B0 1SEND_B0 1REDUCE_GRAD0"
 
 
+def test_weights_are_gathered_while_a_rank_waits_to_receive() -> None:
+    lowered = add_sharding(
+        add_transfers(make("1f1b", ranks=2, microbatches=2), policy="just-in-time"), mode="fsdp"
+    )
+    assert words(lowered, 1) == (
+        "1UNSHARD0 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1REDUCE_GRAD0 1RESHARD0"
+    )
+
+
 def test_a_rank_holds_the_stages_it_needs_next() -> None:
     # Five stages of one rank, of which three have room: PyTorch's order.
     row = [*(f"{stage}F0" for stage in range(5)), *(f"{stage}B0" for stage in range(4, -1, -1))]

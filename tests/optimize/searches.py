@@ -12,6 +12,7 @@ import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.runtimes import RUNTIMES
 from debubble.engine.graph import P2P_MODES
+from debubble.lowering.carries import carries_of
 from debubble.optimize.request import Request
 
 BUDGET: dict[str, Any] = {"effort": 0.01, "workers": 1, "cache": False, "published": False}
@@ -21,7 +22,7 @@ LENGTHS = (1.25, 0.75, 1.0)
 BASE: dict[str, Any] = {
     "ranks": 2, "microbatches": 3, "chunks": 1, "layers": None, "memory": None,
     "placement": "any", "backward": "free", "recompute": "none", "offload": "none",
-    "p2p_mode": "overlapped",
+    "p2p_mode": "overlapped", "carry": None,
     "costs": {"F": 4, "I": 5, "W": 3, "R": 3, "p2p": 1.0, "recompute_kept": 0.25,
               "kept_for_weight": 0.5, "host_bandwidth": 0.5},
 }  # fmt: skip
@@ -37,6 +38,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "recompute": ("none", "full", "free", [0]),
     "offload": ("none", "free", [0]),
     "p2p_mode": tuple(P2P_MODES),
+    "carry": (None, "0:1"),
     "costs": (
         {},
         {"microbatch": LENGTHS},
@@ -70,7 +72,8 @@ def sampled(count: int, seed: int) -> list[dict[str, Any]]:
         lengths = asked["costs"].get("microbatch", ())
         listed = isinstance(asked["placement"], list)
         sizes = (asked["ranks"], asked["chunks"])
-        if len(lengths) in (0, asked["microbatches"]) and (sizes == (2, 1) or not listed):
+        apart = asked["layers"] is None or asked["carry"] is None
+        if len(lengths) in (0, asked["microbatches"]) and (sizes == (2, 1) or not listed) and apart:
             found.append(asked)
     return found
 
@@ -137,6 +140,9 @@ RULES: Mapping[str, Rule] = {
     "recompute": _recomputes,
     "offload": _copies,
     "p2p_mode": lambda value, result, _: result.timeline.graph.mode == value,
+    "carry": lambda value, result, _: (
+        result.schedule.carries == (() if value is None else carries_of(value))
+    ),
     "costs": lambda _, result, count: all(count["F", *cell] == 1 for cell in _cells(result)),
 }
 

@@ -21,11 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import among, begins_group, group_bounds, kinds_of, microbatches_of
+from debubble.core.actions import (
+    among,
+    begins_group,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+)
 from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import IN_TURN_KINDS, KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import primary_of, waits_for
+from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
@@ -141,7 +149,7 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
     """
     schedule = timeline.schedule
     last = group_bounds(schedule.actions)[1][before] - 1
-    of, producer = _needs(schedule, before, last)
+    of, producer, consumer = _needs(schedule, before, last)
     # What a receive brings was computed when what was sent was.
     primary = primary_of(schedule)
     arrives = _RECEIVES[kinds_of(schedule.actions[producer])]
@@ -152,28 +160,46 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
     computed = _largest(timeline.end[source], of, len(before))
     if timeline.late is not None:
         # Actions that could have started sooner wait no longer for a transfer than it takes.
-        unit = schedule.microbatch_of(microbatches_of(schedule.actions[source]))
-        times = timeline.table.transfers(home, rank[of], unit, *_made(schedule, source))
-        journey = _largest(times, of, len(before))
+        journey = _largest(_journeys(timeline, source, consumer), of, len(before))
         computed = np.maximum(computed, timeline.start[before] - np.maximum(journey, 0.0))
     if timeline.mode != "blocking":
         computed[np.bincount(of[far], minlength=len(before)) == 0] = np.inf
     return computed
 
 
-def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """Return dependencies of actions in ranges `first` … `last`: index of range, producer."""
+def _needs(
+    schedule: Schedule, first: Positions, last: Positions
+) -> tuple[Positions, Positions, Positions]:
+    """Return what actions in ranges `first` … `last` need: index of range, producer, consumer."""
     waits = waits_for(schedule)
     begin, end = waits.offsets[first], waits.offsets[last + 1]
     of = np.repeat(np.arange(len(first)), end - begin)
     inside = np.arange(len(of)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
-    return of, waits.producer[begin[of] + inside]
+    some = begin[of] + inside
+    return of, waits.producer[some], waits.consumer[some]
 
 
-def _made(schedule: Schedule, of: Positions) -> tuple[Positions, Positions]:
-    """Return kinds and places of some actions."""
-    actions = schedule.actions[of]
-    return kinds_of(actions), schedule.places_of(actions)
+def _journeys(timeline: Timeline, source: Positions, target: Positions) -> NDArray[np.float64]:
+    """Return the time that each result of a source takes to the rank of a target that needs it."""
+    schedule, homes = timeline.schedule, timeline.schedule.ranks_of_actions
+    actions = schedule.actions[source]
+    unit = schedule.microbatch_of(microbatches_of(actions))
+    kinds, places = kinds_of(actions), schedule.places_of(actions)
+    times = timeline.table.transfers(homes[source], homes[target], unit, kinds, places)
+    if not schedule.carries:
+        return times
+    goals = schedule.places_of(schedule.actions[target])
+    stages = [stages_of(schedule.actions[some]) for some in (source, target)]
+    carried = np.zeros(len(source), dtype=bool)
+    for pair in schedule.carries:
+        carried |= (stages[0] == pair[0]) & (stages[1] == pair[1])
+        carried |= (stages[0] == pair[1]) & (stages[1] == pair[0])
+    carried &= homes[source] != homes[target]
+    own = carried_times(timeline.table, places[carried], goals[carried], unit[carried])
+    # Neighbors may carry something to each other in addition, and the last is waited for.
+    next_to = np.abs(stages[0] - stages[1])[carried] == 1
+    times[carried] = np.where(next_to, np.maximum(own, times[carried]), own)
+    return times
 
 
 def _largest(values: NDArray[np.float64], of: Positions, count: int) -> NDArray[np.float64]:
@@ -202,11 +228,8 @@ def _split_memory(
     following = np.where(real, following, 0)
     real &= (home[following] == rank) & (following != before) & (cause == DATA)
 
-    of, producer = _needs(schedule, following, following)
-    unit = schedule.microbatch_of(microbatches_of(actions[producer]))
-    arrival = timeline.end[producer] + timeline.table.transfers(
-        home[producer], home[following[of]], unit, *_made(schedule, producer)
-    )
+    of, producer, consumer = _needs(schedule, following, following)
+    arrival = timeline.end[producer] + _journeys(timeline, producer, consumer)
     ready = np.maximum(_largest(arrival, of, len(following)), 0.0)
 
     held = np.zeros(count)

@@ -32,12 +32,6 @@ LONGEST_LABEL = 200
 UNREAD = [row for row in OPTIONS if not row.in_search and not row.only]
 """Options of published schedules, which a search does not read: hidden, and refused."""
 
-AFTERWARDS = {
-    "carry": "search without it, and give it to what is found: debubble simulate best.json --carry "
-    "0:2"
-}
-"""Advice on options that a found schedule takes."""
-
 
 @with_setup(more=SEARCH_OPTIONS, hidden=UNREAD)
 def optimize(
@@ -58,8 +52,7 @@ def optimize(
     sweeping = setup["memory"] == SWEEP
     for row in UNREAD:
         if setup[row.name]:
-            more = AFTERWARDS.get(row.name, "leave it out")
-            raise ParameterError(f"{row.flag} is for published schedules; {more}")
+            raise ParameterError(f"{row.flag} is for published schedules; leave it out")
     recompute = RECOMPUTE.read("--recompute", setup["recompute"] or "none")
     away = OFFLOAD.read("--offload", setup["offload"] or "none")
     # A search reads more values of these than the lowerings have.
@@ -74,7 +67,8 @@ def optimize(
     options: dict[str, Any] = {
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
         "chunks": inputs.size("chunks"), "costs": inputs.costs, "p2p_mode": inputs.mode,
-        "cache": not no_cache, **chosen, **_search_options(setup, inputs),
+        "carry": inputs.asked.lowerings["carry"], "cache": not no_cache, **chosen,
+        **_search_options(setup, inputs),
     }  # fmt: skip
     if sweeping and "robust" in options:
         raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
@@ -211,6 +205,7 @@ app = command(
         "optimize -p 4 -m 8 -v 2 --memory 3 --rank-times F=10,I=12,W=8 --time-limit 5 -o best.csv",
         "optimize -p 4 -m 16 --layers 26 --rank-times F=13,I=13,W=13 --memory 4 -o best.csv",
         "optimize --costs examples/layers.yaml --layers costs --recompute free -o best.json",
+        "optimize -p 4 -m 8 --memory 4 --times F=1,B=2,p2p_carry=0.4 --carry 0:3",
         "optimize -p 2 -m 4 -v 2 --memory sweep -o frontier.png",
         "optimize -p 4 -m 8 -v 2 --memory 1.5 --times F=5,I=6,W=4 --recompute free",
     ],

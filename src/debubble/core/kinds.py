@@ -106,7 +106,7 @@ class KindSpec:
     """Letter before the microbatch in narrow pictures; empty for kinds that none shows."""
     color: str = ""
     """Color of its bars, ``#rrggbb``, or the lightest, the middle and the darkest shade of its
-    chunks. Empty for kinds that are no bars."""
+    chunks. Empty for others, of which transfers have the color of what they move."""
     stripe: str = ""
     """Edge and color of a stripe on its bars, ``"top #rrggbb"``; empty for none."""
     takes: tuple[str, ...] = ()
@@ -270,19 +270,21 @@ KINDS: tuple[KindSpec, ...] = (
     ),
     KindSpec(
         Kind.SEND_C, "transfer of a carried activation", Stream.TRANSFER, Per.UNIT, (Need((F,)),),
-        Time.LINK, other_end=Kind.RECV_C,
+        Time.LINK, other_end=Kind.RECV_C, color="#8e6ff7",
     ),
     KindSpec(
         Kind.RECV_C, "receipt of a carried activation", Stream.TRANSFER, Per.UNIT,
         (Need((Kind.SEND_C,), Of.CARRIED_FROM),), Time.LINK, other_end=Kind.SEND_C,
+        color="#8e6ff7",
     ),
     KindSpec(
         Kind.SEND_CB, "transfer of a carried gradient", Stream.TRANSFER, Per.UNIT,
-        (Need(GRADIENT_KINDS),), Time.LINK, other_end=Kind.RECV_CB,
+        (Need(GRADIENT_KINDS),), Time.LINK, other_end=Kind.RECV_CB, color="#e8629c",
     ),
     KindSpec(
         Kind.RECV_CB, "receipt of a carried gradient", Stream.TRANSFER, Per.UNIT,
         (Need((Kind.SEND_CB,), Of.CARRIED_TO),), Time.LINK, other_end=Kind.SEND_CB,
+        color="#e8629c",
     ),
 )  # fmt: skip
 """A row for every kind; ``KINDS[kind]`` is the row of `kind`."""
@@ -292,8 +294,8 @@ for _spec in KINDS:
     _costs = _spec.time in (Time.STAGE, Time.RANK)
     assert bool(_spec.cost) == _costs, f"{_spec.kind.name}: a time needs a cost, and a cost a time"
     _bar = _spec.stream is Stream.COMPUTE and _spec.time is not Time.NONE
-    assert bool(_spec.color) == _bar, (
-        f"{_spec.kind.name}: kinds that compute, and only they, have a color"
+    assert bool(_spec.color) == _bar or _spec.stream is Stream.TRANSFER, (
+        f"{_spec.kind.name}: of kinds that are no transfers those that compute have a color"
     )
 
 

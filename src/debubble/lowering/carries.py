@@ -64,11 +64,11 @@ def add_carries(schedule: Schedule, carries: str | Iterable[Sequence[int]]) -> S
     2RECV_C0 2RECV_F0 2F0 2B0 2SEND_B0 2SEND_CB0
     """
     refuse_transfers(schedule)
-    pairs = dict.fromkeys((*schedule.carries, *_pairs(carries)))
+    pairs = dict.fromkeys((*schedule.carries, *carries_of(carries)))
     return replace(schedule, carries=tuple(pairs))
 
 
-def _pairs(given: Any) -> Carries:
+def carries_of(given: Any) -> Carries:
     """Return pairs from stage to later stage; a ParameterError for anything else."""
     if isinstance(given, str):
         given = read_carries("carry", given)

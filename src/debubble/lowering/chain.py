@@ -145,7 +145,7 @@ LOWERINGS: list[Lowering] = [
     lowering_row(
         "carry", "STAGES",
         "Skip connections, added to those of a file: 0:5,1:4.",
-        read_carries, panel="Transfers", example="0:2",
+        read_carries, panel="Transfers", example="0:2", in_search=True,
         apply=lambda order, values, _: add_carries(order, values["carry"]),
     ),
     lowering_row(

@@ -58,7 +58,8 @@ def add_sharding(
 
     With ``"fsdp"`` ranks keep a part of their stages' weights only: ``UNSHARD`` gathers those of a
     stage, ``RESHARD`` drops them behind their last use and when another stage needs the room. At
-    an optimizer step, which changes them, all are dropped.
+    an optimizer step, which changes them, all are dropped. Both stand between the sends and the
+    receives of a group: weights are gathered while their rank waits for what it computes with.
 
     Parameters
     ----------
@@ -178,15 +179,30 @@ def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     keys = np.flatnonzero(last >= 0)
     place, iteration = np.divmod(keys, schedule.iterations)
     ranks, stage = np.divmod(place, stages)
-    spots = group_bounds(actions)[1][last[keys]]
-    sends = np.flatnonzero(among(kinds, SEND_KINDS))
-    if len(sends):
-        others = np.flatnonzero(~among(kinds, TRANSFER_KINDS))
-        group_ends = np.append(others, len(actions))[np.searchsorted(others, spots)]
-        group_ends = np.minimum(group_ends, schedule.offsets[ranks + 1])
-        spots = np.maximum(spots, sends[np.searchsorted(sends, group_ends) - 1] + 1)
-        spots = np.minimum(spots, group_ends)
+    spots = _behind_sends(schedule, kinds, ranks, group_bounds(actions)[1][last[keys]])
     return ranks, spots, pack(Kind.REDUCE_GRAD, stage, iteration)
+
+
+def _behind_sends(
+    schedule: Schedule,
+    kinds: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    spots: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the places behind the last send of the transfers that stand around some places.
+
+    That is in front of the first of them where none is a send.
+    """
+    sends = np.flatnonzero(among(kinds, SEND_KINDS))
+    if not len(sends):
+        return spots
+    others = np.flatnonzero(~among(kinds, TRANSFER_KINDS))
+    place = np.searchsorted(others, spots)
+    begin = np.maximum(np.append(others, -1)[place - 1] + 1, schedule.offsets[ranks])
+    end = np.append(others, len(kinds))[place]
+    end = np.minimum(end, schedule.offsets[ranks + 1])
+    last = np.append(sends, -1)[np.searchsorted(sends, end) - 1]
+    return np.maximum(begin, last + 1)
 
 
 def _weights(
@@ -232,7 +248,8 @@ def _weights(
     behind = np.append(anchors, len(actions))[np.searchsorted(anchors, position, side="right")]
     behind = np.minimum(behind, schedule.offsets[ranks[use] + 1])
     codes = np.where(what & 1, pack(Kind.RESHARD, what >> 1, 0), pack(Kind.UNSHARD, what >> 1, 0))
-    return ranks[use], np.where(where & 1, behind, position), codes
+    spots = np.where(where & 1, behind, position)
+    return ranks[use], _behind_sends(schedule, kinds, ranks[use], spots), codes
 
 
 def _ranks_of(schedule: Schedule, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -116,6 +116,7 @@ def _data(problem: Problem) -> list[Any]:
         _of_layers(problem),
         problem.recompute, problem.offload,
         [table.costs.host_bandwidth, table.costs.host_link_shared_by] if problem.offload else [],
+        [[*ends, table.carried(*ends), table.carried(*ends[::-1])] for ends in problem.carries],
         *([value.hex() for value in array.ravel().tolist()] for array in numbers),
     ]  # fmt: skip
 

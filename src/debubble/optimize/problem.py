@@ -20,6 +20,7 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
+from debubble.core.carries import Carries
 from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import (
     FORWARD_KIND,
@@ -88,6 +89,9 @@ class Problem(Workload):
     offload
         True for each stage whose activations wait on the host; empty for none. Only
         measured here; see :mod:`debubble.optimize.programs.offload`.
+    carries
+        Skip connections, pairs (from stage, to stage): every schedule of the problem has them. See
+        :attr:`carried`.
     """
 
     mode: P2PMode = "overlapped"
@@ -95,6 +99,7 @@ class Problem(Workload):
     layers: Layers | None = None
     cut: tuple[int, ...] = ()
     offload: tuple[bool, ...] = ()
+    carries: Carries = ()
 
     @property
     def fused(self) -> bool:
@@ -155,6 +160,30 @@ class Problem(Workload):
                     if 0 <= other <= last and (not gradient or self.recomputed[stage]):
                         lag = float(lags[need.stage][stage])
                         found.append(Arc((row, stage), (makers[0], other), lag))
+        return found
+
+    @cached_property
+    def carried(self) -> list[Arc]:
+        """Arcs of what stages carry, where these can be what an action waits for last.
+
+        A result that is carried also goes from stage to stage, and most arrive later on that way:
+        such a carry delays nothing but other transfers, in modes in which these wait for each
+        other. The lags hold in every mode.
+        """
+        kinds = [kind for kind in GRADIENT_KINDS if self.backward == "free" or kind in self.kinds]
+        least = np.array([self.pass_times[0], self.table.duration[kinds].min(axis=0)])
+        found = []
+        for source, target in self.carries:
+            ways = (
+                (0, source, target, self.forward_link[source + 1 : target + 1]),
+                (1, target, source, self.backward_link[source:target]),
+            )
+            for row, here, there, links in ways:
+                time = self.table.carried(here, there)
+                way = least[row, source + 1 : target].sum() + links.sum()
+                if time > way * (1 + TOLERANCE):
+                    lag = time - (float(self.recompute_time[there]) if row else 0.0)
+                    found.append(Arc((row, there), (row, here), lag))
         return found
 
     @cached_property
@@ -234,7 +263,9 @@ class Problem(Workload):
         Otherwise the order has all of them.
         """
         alone = without_recomputes(programs)
-        order = Schedule.from_programs(name, self.placement, self.microbatches, alone)
+        order = Schedule.from_programs(
+            name, self.placement, self.microbatches, alone, carries=self.carries
+        )
         plain = add_recompute(order, np.flatnonzero(self.recomputed).tolist())
         if sum(map(len, alone)) == sum(map(len, programs)):
             return plain

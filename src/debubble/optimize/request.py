@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from debubble.core.carries import Carries
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
 from debubble.core.given_layers import Given, make_layers
 from debubble.core.layers import Cut, Layers, even_cut
 from debubble.core.placement import Placement
@@ -24,9 +25,11 @@ from debubble.core.runtimes import (
     recompute_in_backward,
 )
 from debubble.core.schedule import Schedule
+from debubble.core.schedule_fields import FieldSizes, carries, check_carries
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import Limit, beside_static, memory_limits
 from debubble.engine.timeline import Timeline
+from debubble.lowering.carries import carries_of
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, smallest_limit
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.programs.offload import Offload, check_offload, is_none, relax_copies
@@ -73,6 +76,17 @@ class Request:
     recompute: Recompute = "none"
     offload: Offload = "none"
     p2p_mode: P2PMode = "overlapped"
+    carry: Any = None
+
+    @cached_property
+    def carries(self) -> Carries:
+        """Skip connections, sorted."""
+        pairs = () if self.carry is None else tuple(dict.fromkeys(carries_of(self.carry)))
+        try:
+            found: Carries = carries("carry", pairs, FieldSizes(self.ranks, 1))
+        except WrongValueError as error:
+            raise ParameterError(error.text()) from None
+        return found
 
     @cached_property
     def model(self) -> Layers | None:
@@ -99,7 +113,7 @@ class Request:
             problem = Problem(
                 place, _table(place, self.microbatches, costs, model), self.microbatches,
                 np.broadcast_to(limits, (self.ranks,)), mode=self.p2p_mode, backward=backward,
-                layers=model,
+                layers=model, carries=self.carries,
             )  # fmt: skip
             for chosen in same_for_all(self.ways(place.stages)):
                 problem_of_choice = self._chosen(problem, chosen)
@@ -147,9 +161,11 @@ class Request:
     def _placements(self) -> list[Placement]:
         """Return every placement to be tried, each once."""
         chunks = self.chunks
+        if self.carries:
+            _check_stages_are_given(self)
         if chunks is None:
             same = self.costs.same_model or bool(self.model and self.model.each)
-            chunks = (1, 2) if same else 1
+            chunks = (1, 2) if same and not self.carries else 1
         numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
         sizes = [("ranks", self.ranks), ("microbatches", self.microbatches)]
         for name, value in [*sizes, *(("chunks", v) for v in numbers)]:
@@ -163,6 +179,7 @@ class Request:
             made = [_given_placement(shape, self.ranks)]
         different = {place.table: place for place in reversed(made)}
         for place in different.values():
+            check_carries(self.carries, place.stages)
             size = 3 * place.stages * self.microbatches
             if size > MAX_ACTIONS:
                 raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
@@ -219,6 +236,22 @@ def _check_choices(mode: str, backward: str) -> None:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
+
+
+def _check_stages_are_given(request: Request) -> None:
+    """Refuse choices of other stages, where carries name those that they begin and end at."""
+    first = ":".join(map(str, request.carries[0]))
+    if request.layers is not None:
+        raise ParameterError(
+            f"carry is {first}, and the cut of layers moves what begins and ends there to other "
+            "stages; give the times of the stages in place of layers"
+        )
+    chunks = request.chunks
+    if isinstance(chunks, Sequence) and len(set(chunks)) > 1:
+        raise ParameterError(
+            f"carry is {first}, and these stages are others for each of chunks "
+            f"{', '.join(map(str, chunks))}; give one: {max(chunks)}"
+        )
 
 
 def _table(place: Placement, microbatches: int, costs: Costs, model: Layers | None) -> CostTable:

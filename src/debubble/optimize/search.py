@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from debubble.core.cost_table import static_memory
@@ -56,6 +56,7 @@ def optimize(
     recompute: Recompute = "none",
     offload: Offload = "none",
     p2p_mode: P2PMode = "overlapped",
+    carry: str | Iterable[Sequence[int]] | None = None,
     time_limit: float | None = None,
     effort: float = 1.0,
     seed: int = 0,
@@ -104,6 +105,11 @@ def optimize(
         worth a copy stay. If both are free, a stage does one of them or neither.
     p2p_mode
         Mode of transfers between ranks, see :func:`debubble.simulate`.
+    carry
+        Skip connections, pairs (from stage, to stage) or a text such as ``"0:5,1:4"``: every
+        schedule that is tried, found or compared has them. They name stages, so that `chunks` is
+        one number, by default 1, and `layers` is None. Bounds know how long a carry takes; that it
+        may keep other transfers waiting they do not, and so may be too low, never too high.
     time_limit
         Seconds to use. Left out, a fixed amount of work: about ten seconds on two cores for 8
         ranks with 32 microbatches.
@@ -153,7 +159,7 @@ def optimize(
     costs = without_equal_lengths(costs or Costs(), microbatches)
     request = Request(
         ranks, microbatches, chunks, costs, layers, memory, placement, backward, recompute, offload,
-        p2p_mode,
+        p2p_mode, carry,
     )  # fmt: skip
 
     def run() -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from debubble.core.carries import Carries
 from debubble.core.costs import Costs
 from debubble.core.given_layers import make_layers
 from debubble.core.layers import stage_costs
@@ -38,11 +39,12 @@ def faster(state: PageState, running: Search) -> dict[str, Any]:
     from debubble.optimize.search import optimize
 
     _check_searched(state)
+    carries = _carries(state)
     best = _best_shown(state)
     state, file = state.with_costs()
     costs = file.costs
     chunks = state.chunks or 1
-    cuts = sorted({1, chunks}) if costs.same_model else chunks
+    cuts = sorted({1, chunks}) if costs.same_model and not carries else chunks
     shape: Any = "any"
     if file.layers:
         # The page shows what is found on the same stages.
@@ -54,7 +56,7 @@ def faster(state: PageState, running: Search) -> dict[str, Any]:
 
     result = optimize(
         ranks=state.ranks, microbatches=state.microbatches, chunks=cuts, costs=costs,
-        memory=state.memory, p2p_mode=state.mode, placement=shape,
+        memory=state.memory, p2p_mode=state.mode, placement=shape, carry=carries,
         time_limit=FASTER_SECONDS, workers=1, cache=False, published=False, report=report,
         until=running.over,
     )  # fmt: skip
@@ -87,18 +89,33 @@ def _not_faster(best: Mapping[str, Any], result: Result, unit: str) -> str:
     return f"found no schedule faster than {name} ({taken}); none is below {bound}"
 
 
+def _carries(state: PageState) -> Carries:
+    """Return the skip connections of the page's schedules; refuses pages with several models."""
+    chunks, found = state.chunks or 1, dict[Carries, str]()
+    for wanted in state.schedules:
+        files = [] if wanted.file is None else read_items(wanted.file, Costs())
+        schedules = [item.schedule if isinstance(item, Timeline) else item for item in files]
+        found |= {schedule.carries: schedule.name for schedule in schedules}
+        if not files:
+            found[()] = wanted.name
+        for schedule in schedules:
+            if schedule.carries and schedule.stages != state.ranks * chunks:
+                raise RefusedError(
+                    f"{schedule.name} has skip connections between {schedule.stages} stages, and a "
+                    f"search here is about {state.ranks * chunks}; set ranks and chunks to its own"
+                )
+    if len(found) > 1:
+        raise RefusedError(
+            f"{' and '.join(list(found.values())[:2])} have other skip connections; leave those of "
+            "one model on the page"
+        )
+    return next(iter(found), ())
+
+
 def _check_searched(state: PageState) -> None:
     for row in LOWERINGS:
         if row.on_page and not row.part_of and getattr(state, row.name) is not None:
             raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)
-    for wanted in state.schedules:
-        files = [] if wanted.file is None else read_items(wanted.file, Costs())
-        schedules = [item.schedule if isinstance(item, Timeline) else item for item in files]
-        if any(schedule.carries for schedule in schedules):
-            raise RefusedError(
-                f"{schedules[0].name} carries something to a stage that is not the next, which a "
-                "search does not place; take its file off the page"
-            )
     if state.iterations is not None:
         raise RefusedError("a search is about one iteration; leave iterations empty", "iterations")
     size = 3 * state.ranks * state.microbatches * (state.chunks or 1)

@@ -165,6 +165,7 @@ def optimize(options: Options) -> list[Row]:
 
 _SEARCH: Parameters = {
     **{row.name: row.type for row in SEARCH_OPTIONS if not row.typed_only},
+    **{row.name: row.type for row in LOWERINGS if row.in_search},
     "recompute": RECOMPUTE, "offload": OFFLOAD,
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path
 
 from debubble.analysis.metrics import limit_text
+from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.view.bars import Bars, Floats, Ints
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES, STRIPES, Palette
@@ -298,11 +299,11 @@ def legend_entries(
 
 
 def moved_color(panels: Sequence[Bars], palette: Palette, backward: bool, carried: bool) -> str:
-    """Return the color of transfers: of the first kind that is moved; carried ones are lighter."""
+    """Return the color of transfers: the first kind that is moved, or that of what is carried."""
     moved = [kind for kind, offset in MOVED.items() if (offset < 0) == backward]
     drawn = (kind for kind in moved if any(kind in bars.kinds for bars in panels))
     kind = next(drawn, moved[-1])
-    return palette.shade(kind, 0, 2) if carried else palette.shade(kind)
+    return palette.shade(transfer_of(kind, carried)[0] if carried else kind)
 
 
 def columns_for(found: Sequence[LegendEntry], size: float, width: float) -> int:

@@ -43,6 +43,10 @@ _MOST_MOVED = 5000
 """Ends of transfers beyond which there is no room in any terminal."""
 
 _TRANSFERS = "send, recv: >2 activation, <2 gradient of microbatch 2, where its transfer starts"
+_CARRIED = "; send C, recv C: what stages carry to others than the next"
+_ENDS = (("send", "s"), ("send C", "S"), ("recv", "r"), ("recv C", "R"))
+"""Labels of the lanes of transfers, in wide and in narrow drawings."""
+
 _NO_ROOM = "transfers have no room here: a picture in a file has them"
 
 
@@ -180,21 +184,27 @@ class _TextDrawing:
             lines.append((f"rank {rank}" if width >= WIDE else str(rank), self.row(rank, UPPER)))
             if bars.paired:
                 lines.append(("", self.row(rank, LOWER)))
-            for name, text in zip(("send", "recv"), sent[rank] if sent else (), strict=False):
-                lines.append((name if width >= WIDE else name[0], text))
-        return lines, (_TRANSFERS if sent else _NO_ROOM) if moved else ""
+            lanes = sent[rank] if sent else []
+            names = _ENDS if len(lanes) > 2 else _ENDS[::2]
+            for (name, short), text in zip(names, lanes, strict=False):
+                lines.append((name if width >= WIDE else short, text))
+        apart = any(len(lanes) > 2 for lanes in sent)
+        note = f"{_TRANSFERS}{_CARRIED * apart}" if sent else _NO_ROOM
+        return lines, note if moved else ""
 
-    def transfers(self) -> list[tuple[str, str]]:
-        """Return the sends and the receives of every rank; none where they do not all fit."""
+    def transfers(self) -> list[list[str]]:
+        """Return the lanes of transfers of every rank, sends first; none if they do not all fit."""
         moved = transfer_ends(self.bars.timeline)
         if len(moved) > _MOST_MOVED:
             return []
         lines = [
-            self._ends(moved, (moved.rank == rank) & (moved.received == received))
+            [
+                self._ends(moved, (moved.rank == rank) & (moved.lane == lane))
+                for lane in range(moved.lanes)
+            ]
             for rank in range(self.bars.ranks)
-            for received in (False, True)
         ]
-        return list(zip(lines[::2], lines[1::2], strict=True)) if all(lines) else []
+        return lines if all(map(all, lines)) else []
 
     def _ends(self, moved: TransferEnds, chosen: NDArray[np.bool_]) -> str:
         """Return a line with some ends of transfers, empty where they do not fit."""

@@ -43,6 +43,7 @@ from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
 from debubble.analysis.results import shared_units
 from debubble.core.actions import among, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.embedding_and_head import first_stages
+from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import (
     CARRY_KINDS,
     COMPUTE_KINDS,
@@ -61,7 +62,7 @@ from debubble.engine.timeline import Timeline
 from debubble.view import captions
 from debubble.view.bars import Ints, copies_and_shades
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
-from debubble.view.transfers import links, queued
+from debubble.view.transfers import MOVED, links, queued
 
 FORMAT = 2
 TICKS = 1 << 32
@@ -126,6 +127,9 @@ def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
         "counts": _COUNTED[spec.per],
         "receives": spec.receives,
         "carried": kind in CARRY_KINDS,
+        "sends": [transfer_of(kind, carried)[0] for carried in (False, True)]
+        if kind in MOVED
+        else [],
         "color": palette.shade(kind),
         "edge": STRIPES.get(kind, ""),
         "stripe": palette.stripes.get(kind, ""),

@@ -13,6 +13,7 @@ from debubble.core.actions import kinds_of, microbatches_of, stages_of
 from debubble.core.carries import WAYS, carry_steps
 from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import CARRY_KINDS, FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
+from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 from debubble.view.bars import Ints
 
@@ -124,11 +125,9 @@ def _carried(timeline: Timeline, actions: NDArray[Any]) -> tuple[NDArray[np.floa
             step[made] = steps[1 - WAYS[need.of]][stages_of(actions[made])]
     times, there = np.full(len(kinds), -1.0), homes[places + step]
     makers = np.flatnonzero(there != homes[places])
-    ends = np.stack([places, places + step], axis=1)[makers]
-    pairs, pair = np.unique(ends, axis=0, return_inverse=True)
-    found = np.array([timeline.table.carried(*one) for one in pairs.tolist()])
-    if len(makers):
-        times[makers] = np.where(found > 0, found, -1.0)[pair.ravel()]
+    unit = schedule.microbatch_of(microbatches_of(actions[makers]))
+    found = carried_times(timeline.table, places[makers], (places + step)[makers], unit)
+    times[makers] = np.where(found > 0, found, -1.0)
     return times, there
 
 

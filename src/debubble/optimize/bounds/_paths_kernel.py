@@ -32,6 +32,13 @@ class Delays(NamedTuple):
     """Microbatches that fit into the memory in addition to the current one."""
     lag: Array
     """Time from the end of the last stage's I until its memory is free."""
+    carried_from: Array
+    """Stage that carries something to each, which it may have to wait for; −1 for none. As `link`:
+    the gradient of what a stage carries comes from where it went."""
+    carried_to: Array
+    """The reverse."""
+    carried_in: Array
+    """Time of what is carried to each stage."""
 
 
 class PathArrays(NamedTuple):
@@ -71,6 +78,9 @@ def find_forward_heads(b: int, delays: Delays, found: PathArrays) -> None:
                 at = max(at, leaves[x - 1] + link[s])
         if s > 0:
             at = max(at, leaves[x - m] + link[s - 1])
+        source = delays.carried_from[s]
+        if source >= 0:
+            at = max(at, heads[source * m + b] + times[source] + delays.carried_in[s])
         # A microbatch that has to be gone from the memory of the rank.
         older = b - spare[s] - 1
         if older >= 0:
@@ -96,6 +106,10 @@ def find_backward_heads(b: int, delays: Delays, found: PathArrays) -> None:
                 at = max(at, leaves[x - 1] + link[S + s])
         if s < S - 1:
             at = max(at, leaves[x + m] + link[S + s + 1])
+        source = delays.carried_from[S + s]
+        if source >= 0:
+            done = heads[(S + source) * m + b] + times[S + source]
+            at = max(at, done + delays.carried_in[S + s])
         heads[x] = at
         leaves[x] = at + times[S + s]
         if delays.one_by_one and b > 0:
@@ -134,6 +148,10 @@ def find_backward_tails(b: int, delays: Delays, found: PathArrays) -> None:
             after = max(after, delays.pause[s] + tails[w] + times[2 * S + s])
         if b < m - 1:
             after = max(after, tails[x + 1] + times[S + s])
+        target = delays.carried_to[S + s]
+        if target >= 0:
+            rest = times[S + target] + tails[(S + target) * m + b]
+            after = max(after, delays.carried_in[S + target] + rest)
         # Forwards that wait for memory, of any stage of this rank.
         for t in range(s + 1):
             younger = b + spare[t] + 1
@@ -159,6 +177,10 @@ def find_forward_tails(b: int, delays: Delays, found: PathArrays) -> None:
                 after = max(after, times[s] + tails[x + 1])
         follows[x] = after
         after = max(link[s] + after, delays.redo[s] + times[S + s] + tails[(S + s) * m + b])
+        target = delays.carried_to[s]
+        if target >= 0:
+            rest = times[target] + tails[target * m + b]
+            after = max(after, delays.carried_in[target] + rest)
         if b < m - 1:
             after = max(after, tails[x + 1] + times[s])
         tails[x] = after

@@ -33,6 +33,10 @@ by largest tail (Jackson) solves that exactly.
 **Memory as area.** Each activation stays for at least the head-to-tail lifespan of a lone
 microbatch; m of them must fit under M times the time from the first forward to the last free.
 
+**Carries.** What a stage carries to one that is not its neighbor is an arc from its F, and the
+gradient one back, at the time of the transfer. Links and queues that carries occupy as well are
+left out: no schedule is faster for having more to move.
+
 Modes of transfers
 ------------------
 In every mode a transfer begins when its result is there, and its consumer when it is over. Sends of
@@ -133,9 +137,20 @@ def longest_paths(problem: Problem) -> Paths:
     delays = Delays(
         S, m, kinds, problem.mode != "overlapped", holding, problem.pass_times.ravel(),
         link.ravel(), pause, problem.recompute_time, last, spare_microbatches(problem), lag,
+        *_carried(problem),
     )  # fmt: skip
     find_paths.run(3 * problem.size, delays, PathArrays(*found))
     return Paths(*(values.reshape(-1, S, m) for values in found))
+
+
+def _carried(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Grid]:
+    """Return sources, targets and times of what stages carry, as in :class:`Delays`."""
+    S = problem.stages
+    came, went, times = np.full(2 * S, -1), np.full(2 * S, -1), np.zeros(2 * S)
+    for (row, target), (_, source), lag in problem.carried:
+        came[row * S + target], went[row * S + source] = source, target
+        times[row * S + target] = lag + row * problem.recompute_time[target]
+    return came, went, times
 
 
 def transfer_times(problem: Problem) -> NDArray[np.float64]:

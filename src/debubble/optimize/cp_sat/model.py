@@ -218,7 +218,7 @@ class ExactModel(IntervalModel):
         """Start actions when their input is there, and forwards when older activations left."""
         problem = self.timed
         m, add = problem.microbatches, self.model.add
-        for (chain, other, delay), b in product(problem.arcs, range(m)):
+        for (chain, other, delay), b in product([*problem.arcs, *problem.carried], range(m)):
             add(self.start[*chain, b] >= self.end(*other, b) + round(delay))
         for (stage, b), fused in self.fused.items():
             add(self.start[WEIGHT, stage, b] == self.end(1, stage, b)).only_enforce_if(fused)

@@ -53,7 +53,8 @@ def all_times(problem: Problem) -> NDArray[np.float64]:
     """Return all durations and delays of the problem."""
     fused = fused_times(problem)[fusable(problem)]
     links = problem.forward_link, problem.backward_link
-    return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused])
+    carried = np.array([lag for *_, lag in problem.carried])
+    return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused, carried])
 
 
 def fused_times(problem: Problem) -> NDArray[np.float64]:
@@ -100,5 +101,9 @@ def round_times(problem: Problem, factor: float) -> Problem:
     between = table.boundaries
     if between is not None:
         between = between._replace(time=rounded_down(between.time, factor))
-    table = replace(table, duration=duration, link=link, boundaries=between)
+    costs = table.costs
+    if costs.p2p_carry is not None:
+        carried = float(rounded_down(np.array(costs.p2p_carry), factor))
+        costs = replace(costs, p2p_carry=carried)
+    table = replace(table, duration=duration, link=link, boundaries=between, costs=costs)
     return replace(problem, table=table)

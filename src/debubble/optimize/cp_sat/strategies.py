@@ -80,5 +80,10 @@ def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 
 
 def moves_in_simulator(problem: Problem) -> bool:
-    """Return whether moves are worth simulating: small problems in which transfers take links."""
-    return problem.mode != "overlapped" and is_small(problem) and not problem.offload
+    """Return whether moves are worth simulating.
+
+    That is for small problems in which transfers take links, or are waited for by what stages
+    carry: other moves are blind to both.
+    """
+    unknown = problem.mode != "overlapped" or bool(problem.carried)
+    return unknown and is_small(problem) and not problem.offload

@@ -25,6 +25,8 @@ def outside(problem: Problem, schedule: Schedule) -> str:
     sizes = schedule.microbatches, schedule.iterations, schedule.slices
     if sizes != (problem.microbatches, 1, 1):
         return "it has other microbatches"
+    if schedule.carries != problem.carries:
+        return "it has other skip connections"
     actions = schedule.actions
     if np.any(pairs_of(actions)):
         return "it has overlapped pairs"

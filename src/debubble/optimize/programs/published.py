@@ -88,13 +88,15 @@ def compare_with_published(
     problem and are left out, but for those that use the host if `copies` is true. The others
     recompute the same stages; where the choice is free, all of them or none, whichever fits and is
     faster. Where layers are cut, every published schedule has its own balanced cut, and the found
-    one is as it was simulated. A note counts those for which `stop` leaves no time.
+    one is as it was simulated. Where stages carry something, those with as many stages carry the
+    same, and others are left out. A note counts those for which `stop` leaves no time.
     """
     from debubble.analysis.compare import compare
 
     schedule = found if isinstance(found, Schedule) else found.schedule
     ranks, microbatches = schedule.ranks, schedule.microbatches
-    same_model = costs.same_model or bool(layers and layers.each)
+    carries = schedule.carries
+    same_model = (costs.same_model or bool(layers and layers.each)) and not carries
     limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
     items: list[Schedule | Timeline] = [found]
     notes: list[str] = []
@@ -118,8 +120,9 @@ def compare_with_published(
             except DebubbleError:
                 continue
         known = _made(entry, ranks, microbatches, chunks, its, limit)
-        if known is None:
+        if known is None or (carries and known.stages != schedule.stages):
             continue
+        known = replace(known, carries=carries)
         more = _more_kinds(known)
         if copies and more == set(COPY_KINDS) and not known.offload_to:
             items.append(simulate(known, its, mode))

@@ -128,7 +128,11 @@ class Run {
   get waits() { return (this.lookup ??= new Waits(this)); }
 
   /** Return whether any action of a kind can be seen. */
-  shows(kind) { return this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s])); }
+  shows(kind) {
+    if (this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s]))) return true;
+    // Transfers that are no actions begin when what they move is there.
+    return this.offsets[this.ranks] === this.count && this.linkOf.some((link, lane) => link.some((time, s) => time >= 0 && this.kinds[this.kindOf[s]].sends[lane] === kind));
+  }
 
   /** Return whether actions of a kind are for a microbatch, or slice of one. */
   labelled(kind) { return this.kinds[kind].counts === "microbatch"; }
@@ -279,7 +283,7 @@ class Run {
     order.forEach((i, k) => {
       sent.start[k] = begins(i);
       sent.end[k] = sent.start[k] + lasts(i);
-      sent.kind[k] = this.kind(i);
+      sent.kind[k] = own ? this.kind(i) : this.kinds[this.kind(i)].sends[lane];
       sent.busy[k + 1] = sent.busy[k] + lasts(i);
     });
     /** Number of transfers that have begun by a time. */
