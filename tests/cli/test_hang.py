@@ -75,7 +75,7 @@ def test_what_is_missing_is_asked_for(
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--set", "p2p=0"), ("--fail-if", "bubble>3%"), ("--costs-out", "costs.yaml"),
-     ("--html", "run.html"), ("--order-out", "order.csv"), ("--details", None)],
+     ("--html", "run.html"), ("--schedule-out", "schedule.csv"), ("--details", None)],
 )  # fmt: skip
 def test_trace_refuses_what_dumps_have_no_times_for(
     run: Run, dumps: Path, flag: str, value: str | None

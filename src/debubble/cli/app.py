@@ -128,16 +128,20 @@ def command(
     return single
 
 
-FORMER = {"--normalise": "--normalize"}
+FORMER = {"--normalise": "--normalize", "--order-out": "--schedule-out"}
 """Options by the names that they had, which work until 0.3."""
 
 
 def _current(words: Iterable[str]) -> list[str]:
     """Return the words, with options by the names that they have now."""
-    words = list(words)
-    for word in FORMER.keys() & set(words):
-        typer.echo(f"debubble: {word} is deprecated; use {FORMER[word]}", err=True)
-    return [FORMER.get(word, word) for word in words]
+    found = []
+    for word in words:
+        option, *value = word.split("=", 1)
+        if option in FORMER:
+            typer.echo(f"debubble: {option} is deprecated; use {FORMER[option]}", err=True)
+            word = "=".join([FORMER[option], *value])
+        found.append(word)
+    return found
 
 
 def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:

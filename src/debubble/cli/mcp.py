@@ -60,7 +60,7 @@ WRITES = ("optimize", "export")
 """Commands whose --output may name a new file."""
 
 LEFT_OUT = {
-    "as_json", "bibtex", "costs_out", "order_out", "html", "actions", "from_template", "init",
+    "as_json", "bibtex", "costs_out", "schedule_out", "html", "actions", "from_template", "init",
     "wide", "details", "explain", "titan", "no_cache", "workers",
 }  # fmt: skip
 """Options that write files, or are for people at a terminal."""

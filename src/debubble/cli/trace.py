@@ -64,7 +64,7 @@ def trace(
     costs_out: Annotated[
         Text, takes("FILE", "Write measured costs for other commands: .yaml, .json.")
     ] = None,
-    order_out: Annotated[
+    schedule_out: Annotated[
         Text,
         takes("FILE", "Write the schedule (or that of --schedule): .csv, .json."),
     ] = None,
@@ -102,10 +102,12 @@ def trace(
         raise ParameterError(
             "--costs-out writes the measured costs, which --set does not change; leave one out"
         )
-    check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
+    check_output(
+        "--schedule-out", schedule_out, (".csv", ".json"), "a schedule ends in .csv or .json"
+    )
     check_output("--costs-out", costs_out, *COST_FILES)
     check_output("--html", html, (".html",), "a page ends in .html")
-    needs = {"--set": changes, "--html": html, "--fail-if": fail_if, "--order-out": order_out,
+    needs = {"--set": changes, "--html": html, "--fail-if": fail_if, "--schedule-out": schedule_out,
              "--details": details or None}  # fmt: skip
     if format is None and are_dumps(path, is_trace):
         needs |= {"--costs": costs, "--costs-out": costs_out}
@@ -129,9 +131,9 @@ def trace(
     data = found.to_dict() if as_json or conditions else {}
     failed = [text for one in conditions if (text := one.failed(data, base))]
     wrote = _write_costs(found.cost_file(), costs_out)
-    if order_out is not None:
-        _order(found, answers).save(order_out)
-        wrote.append(f"wrote {order_out}; try: debubble check {order_out}")
+    if schedule_out is not None:
+        _schedule_of(found, answers).save(schedule_out)
+        wrote.append(f"wrote {schedule_out}; try: debubble check {shlex.quote(schedule_out)}")
     if html is not None:
         # The page is drawn by matplotlib, which takes longer to load than most traces to read.
         from debubble.view.trace_view import trace_page
@@ -143,7 +145,7 @@ def trace(
         print_json(data | more)
     elif answers:
         print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
-        if schedule is not None and order_out is None:
+        if schedule is not None and schedule_out is None:
             print(f"\nnext: {next_command(found, shown, answers)}")
     else:
         style = styled if in_color() else None
@@ -222,7 +224,7 @@ def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
     return [f"wrote {path}; try: debubble compare {names} --costs {shlex.quote(path)}"]
 
 
-def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
+def _schedule_of(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
     """Return the schedule to write: that of the what-if, else what ran.
 
     Where what ran is not quite a registered schedule, it is the registered one.
