@@ -127,21 +127,14 @@ def percent(value: object, digits: int = 1) -> str:
 
 
 def kinds(rows: Iterable[Row]) -> Iterator[str]:
-    """The table of the page: a row for every kind, both ways of leaving out."""
-    new = "new publication: median"
-    yield f"| rows of | rows | median | 90 % within | inside the error bar | {new} | 90 % within |"
-    yield "|---|---|---|---|---|---|---|"
-    table: dict[object, dict[object, Row]] = defaultdict(dict)
+    """The table of the page: a row for every kind, without its release and model."""
+    yield "| rows of | rows | median | 90 % within | inside the error bar |\n|---|---|---|---|---|"
     for row in rows:
-        if row["by"] == "kind":
-            table[row["group"]][row["left_out"]] = row
-    for name, folds in table.items():
-        near, far = (folds[fold] for fold in ("release and model", "publication"))
-        cells = [
-            name, near["rows"], percent(near["median"]), percent(near["ninth"]),
-            percent(near["inside"], 0), percent(far["median"]), percent(far["ninth"]),
-        ]  # fmt: skip
-        yield f"| {' | '.join(map(str, cells))} |"
+        if (row["by"], row["left_out"]) == ("kind", "release and model"):
+            shares = (
+                f"{percent(row['median'])} | {percent(row['ninth'])} | {percent(row['inside'], 0)}"
+            )
+            yield f"| {row['group']} | {row['rows']} | {shares} |"
 
 
 def source_of(row: dict[str, str]) -> str:

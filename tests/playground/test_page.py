@@ -185,7 +185,7 @@ def test_the_focus_stays_in_the_list_that_a_schedule_leaves(page):
             page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.id")
         )
     removed = ["Remove zb-v", "Remove interleaved-1f1b", "Remove 1f1b"]
-    assert focused == [*removed, "filter"]
+    assert focused == [*removed, "Find schedules"]
 
 
 def test_words_are_explained(begun):
