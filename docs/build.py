@@ -9,12 +9,14 @@ pictures.py. A warning of zensical is an error.
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from pictures import write_dark
 from schedule_pages import write_schedules
 from search import add_answers
 from tables import table
-from terminal import apart
+from terminal import apart, with_whole_words
 from typer.testing import CliRunner
 
 import debubble as db
@@ -49,15 +51,17 @@ FIGURES = re.compile(r"!\[([^\]]*)\]\((figures/[\w-]+)\.svg\)")
 def main(made: Collection[str] | None = None) -> None:
     """Write all pages and build the site, with all pictures or those named."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    entries = db.schedules()
-    copy_pages(made)
-    write_schedules(entries, PAGES)
+    PAGES.mkdir(parents=True)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as beside:
+        schedules = beside.submit(write_schedules, PAGES)
+        copy_pages(made)
+        schedules.result()
     write_commands()
     write_contracts(PAGES / "scripts.md")
     write_cost_keys()
     write_words()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
-    names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
+    names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in db.schedules())
     config = config.replace("# SCHEDULES", names)
     (BUILD / "zensical.toml").write_text(config, encoding="utf-8")
     write_index(tomllib.loads(config))
@@ -65,13 +69,16 @@ def main(made: Collection[str] | None = None) -> None:
     ended = subprocess.run(command, cwd=BUILD, check=False).returncode
     if not ended:
         add_answers(BUILD / "site")
+        for path in (BUILD / "site").rglob("*.html"):
+            text = path.read_text(encoding="utf-8")
+            path.write_text(with_whole_words(text), encoding="utf-8")
     sys.exit(ended)
 
 
 def copy_pages(made: Collection[str] | None) -> None:
     """The pages with their pictures; files elsewhere that they link to come along."""
     leave = shutil.ignore_patterns("*.py", "*.toml", "__pycache__", "answers")
-    shutil.copytree(ROOT / "docs", PAGES, ignore=leave)
+    shutil.copytree(ROOT / "docs", PAGES, ignore=leave, dirs_exist_ok=True)
     for source, name in RENAMED.items():
         shutil.copy(source, PAGES / name)
     sources = {name: source.parent for source, name in RENAMED.items()}

@@ -32,9 +32,9 @@ COMMANDS = {
     "serve": "Try schedules in a browser.",
     "costs": "Check a cost file, start a new one, or list its keys.",
     "plan": "Plan the training of a model on a cluster.",
-    "words": "Explain the words and numbers in outputs.",
+    "words": "Explain the terms and numbers in the output.",
     "sweep": "Repeat a command over a grid of options.",
-    "mcp": "Serve coding agents over the Model Context Protocol.",
+    "mcp": "Serve tools to coding agents over the Model Context Protocol.",
     "doctor": "Report what is installed, what works, and how fast it is.",
 }
 """Commands in the order of the help, each a module of this package, with its line there."""

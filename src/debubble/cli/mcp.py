@@ -74,7 +74,7 @@ Options are those of the command line; answers are those of --json."""
 
 
 def mcp() -> None:
-    """Serve coding agents over the Model Context Protocol.
+    """Serve tools to coding agents over the Model Context Protocol.
 
     The agent's client starts it, configured with {"command": "debubble", "args": ["mcp"]}. Its
     tools are the commands schedules, simulate, compare, check, optimize, plan, trace, hang, costs

@@ -14,6 +14,7 @@ from debubble.cli.app import command
 from debubble.cli.hang import answer_hang
 from debubble.cli.options import AsJson, Setup, Text, switch, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
+from debubble.cli.panels import OUTPUT
 from debubble.core.errors import ParameterError
 from debubble.core.given_layers import make_layers
 from debubble.core.layers import Layers
@@ -44,45 +45,59 @@ def trace(
         Text, typer.Argument(metavar="PATH", help="Folder or file with traces.")
     ] = None,
     example: Annotated[
-        bool, switch("--example", "Read a small trace with a slow stage instead of PATH.")
+        bool, switch("--example", "Read a small trace with a slow stage instead of PATH.", "Traces")
     ] = False,
+    format: Annotated[
+        Text,
+        takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.", panel="Traces"),
+    ] = None,
     changes: Annotated[
         list[str] | None,
-        takes("CHANGE", "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).", "--set"),
+        takes(
+            "CHANGE",
+            "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).",
+            "--set",
+            panel="What if",
+        ),
     ] = None,
-    schedule: Annotated[Text, takes("NAME", "Predict the step time of another schedule.")] = None,
+    schedule: Annotated[
+        Text, takes("NAME", "Predict the step time of another schedule.", panel="What if")
+    ] = None,
     chunks: Annotated[
-        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v")
+        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v", panel="What if")
     ] = None,
     costs: Annotated[
         Text,
-        takes("FILE", "Cost file of a plan, for the layers of --schedule."),
-    ] = None,
-    format: Annotated[
-        Text, takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.")
-    ] = None,
-    costs_out: Annotated[
-        Text, takes("FILE", "Write measured costs for other commands: .yaml, .json.")
-    ] = None,
-    schedule_out: Annotated[
-        Text,
-        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json."),
-    ] = None,
-    html: Annotated[
-        Text, takes("FILE", "Write a page with the observed and predicted step.")
+        takes("FILE", "Cost file of a plan, for the layers of --schedule.", panel="What if"),
     ] = None,
     fail_if: Annotated[
         list[str] | None,
-        takes("CONDITION", 'Exit with 1 if this is true: "bubble>+3%" (repeatable).'),
+        takes(
+            "CONDITION",
+            'Exit with code 1 if this holds: "bubble>+3%" (repeatable).',
+            panel="Conditions",
+        ),
     ] = None,
     baseline: Annotated[
         Text,
-        takes("FILE", "Earlier --json for conditions with + in --fail-if."),
+        takes(
+            "FILE", "Earlier --json output, for --fail-if conditions with +.", panel="Conditions"
+        ),
     ] = None,
     details: Annotated[
-        bool,
-        typer.Option("--details", help="Show the time of every rank by cause, and the sources."),
+        bool, switch("--details", "Show the time of every rank by cause, and the sources.", OUTPUT)
     ] = False,
+    costs_out: Annotated[
+        Text,
+        takes("FILE", "Write measured costs for other commands: .yaml, .json.", panel=OUTPUT),
+    ] = None,
+    schedule_out: Annotated[
+        Text,
+        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json.", panel=OUTPUT),
+    ] = None,
+    html: Annotated[
+        Text, takes("FILE", "Write a page with the observed and predicted step.", panel=OUTPUT)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out why a run is slower than planned.
