@@ -1,4 +1,6 @@
-"""What the optimizer reaches, beside the best published schedules; writes docs/frontier.md.
+"""What the optimizer reaches next to the best published schedules.
+
+Writes frontier.jsonl, and docs/frontier.md from it.
 
     python benchmarks/frontier.py [part …] [--seconds S] [--effort E] [--gap PERCENT]
 
@@ -6,22 +8,22 @@ A part is ``published`` (points somebody else's schedulers reach, measured with 
 ``small`` (p ≤ 4, m ≤ 8: is optimality proven?), ``even`` and ``uneven`` (a grid, against the
 schedules registered here), or one of the other planners' problems in :mod:`rivals`. Points that are
 in the results file are not computed again, so that a run can be broken off and continued; the
-document is written from all of them.
+page is written from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from registered import registered
-from rivals import RIVALS, measure_rival, rival_key, table
+from rivals import RIVALS, measure_rival, rival_key
 
 import debubble as db
 
@@ -59,6 +61,8 @@ PUBLISHED: list[tuple[int, int, int, dict[str, float], dict[float, tuple[float, 
 
 GRID = {"F": 10.0, "I": 12.0, "W": 8.0, "p2p": 0.0}
 PARTS = ("published", "small", "even", "uneven")
+ROUNDING = 0.006
+"""Error of the published makespans, which have two decimals."""
 
 Point = tuple[int, int, int, dict[str, Any], float, float | None, str]
 """Ranks, microbatches, chunks, costs per rank, memory, published makespan and its schedule."""
@@ -152,82 +156,80 @@ def merged(row: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
     return {**faster, **spent, "bound": bound, "status": status}
 
 
-def text(value: Any) -> str:
-    if isinstance(value, list):
-        return "uneven"
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
 def document(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "# Beside the published frontier",
-        "",
-        "`python benchmarks/frontier.py` makes this table. Times are per rank, *memory* is the",
-        "limit of every rank in activation units, *bound* is proven. *published* is the best",
-        "makespan known at that memory: in the part `published` of public schedulers, measured in",
-        "another simulator; in the grid, of the schedules registered here, with their orders for",
-        "equal times and for these. *s* is wall time and *CPU s* processor time of all threads, on",
-        "two cores; of points that were measured more than once, of all runs together. Points with",
-        "a large gap were measured again, some with a time limit or up to four times the work.",
-        "*A pattern of 1 microbatch* is a search that cycles have replaced since.",
-        "",
-        *gaps(rows),
-    ]
-    for part in PARTS:
-        mine = [row for row in rows if row["part"] == part]
-        if not mine:
-            continue
-        lines += [f"## {part}", "", *summary(mine), "",
-                  "| p | m | v | F, I, W, p2p | memory | published | ours | gain | bound | gap "
-                  "| found by | s | CPU s |",
-                  "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-        for row in mine:
-            costs = row["costs"]
-            numbers = ", ".join(text(costs[name]) for name in ("F", "I", "W", "p2p"))
-            published, gain = "–", "–"
-            if row["published"] is not None:
-                published = f"{text(row['published'])} ({row['name']})"
-                share = round(100 * (1 - row["ours"] / row["published"]), 1)
-                gain = f"{share + 0.0:.1f} %"
-            gap = row["ours"] / row["bound"] - 1
-            shown = "optimal" if row["status"] == "optimal" else f"{100 * gap:.1f} %"
-            lines.append(
-                f"| {row['p']} | {row['m']} | {row['v']} | {numbers} | {text(row['memory'])} "
-                f"| {published} | {text(row['ours'])} | {gain} | {text(row['bound'])} | {shown} "
-                f"| {row['found_by']} | {row['seconds']:.1f} | {row['cpu']:.1f} |"
-            )
-        lines.append("")
-    for part in RIVALS:
-        if mine := [row for row in rows if row["part"] == part]:
-            lines += table(part, mine)
-    return "\n".join(lines)
+    """The page: its summary, and the problems of other planners."""
+    return (
+        (ROOT / "benchmarks" / "frontier.md").read_text(encoding="utf-8")
+        .replace("{{answer}}", answer(rows))
+        .replace("{{parts}}", "\n".join(summary(rows)))
+        .replace("{{rivals}}", "\n".join(rival_summary(rows)))
+    )  # fmt: skip
 
 
-def gaps(rows: list[dict[str, Any]]) -> list[str]:
-    """How near bounds are, over all points that are published, small, even and uneven."""
-    mine = [row["ours"] / row["bound"] - 1 for row in rows if row["part"] in PARTS]
-    three, eight = (sum(gap <= limit for gap in mine) for limit in (0.03, 0.08))
-    found = (
-        f"Of {len(mine)} points the gap is at most 3 % on {three}, at most 8 % on {eight}, and "
-        f"{100 * max(mine):.1f} % at most."
+def gap(row: dict[str, Any]) -> float:
+    """How far a found schedule is above the proven bound, as a share of it."""
+    return float(row["ours"] / row["bound"] - 1)
+
+
+def gain(row: dict[str, Any]) -> float:
+    """How much less time it takes than the best published one."""
+    return float(1 - row["ours"] / row["published"])
+
+
+def answer(rows: list[dict[str, Any]]) -> str:
+    """The first paragraph of the page."""
+    mine = [row for row in rows if row["part"] in PARTS]
+    known = [row for row in mine if row["published"] is not None]
+    slower = sum(row["ours"] > row["published"] + ROUNDING for row in known)
+    room = [row for row in known if row["published"] > 1.01 * row["bound"]]
+    faster = sum(row["ours"] < row["published"] - ROUNDING for row in room)
+    near = sum(gap(row) <= 0.03 for row in mine)
+    return (
+        f"At {slower or 'none'} of {len(known)} points is a schedule found by `debubble optimize` "
+        f"slower than the best published one. Where the published one is more than 1 % above the "
+        f"proven bound, it is faster at {faster} of {len(room)} points, by up to "
+        f"{100 * max(map(gain, known)):.1f} %. At {near} of {len(mine)} points it is within 3 % of "
+        f"the bound, and at all within {100 * max(map(gap, mine)):.1f} %."
     )
-    return [*textwrap.wrap(found, 96), ""]
 
 
-def summary(rows: list[dict[str, Any]]) -> list[str]:
-    known = [row for row in rows if row["published"] is not None]
-    proven = sum(row["status"] == "optimal" for row in rows)
-    found = [f"{len(rows)} points, {proven} proven optimal."]
+HEADS = {
+    "published": "published schedulers",
+    "even": "registered schedules, equal ranks",
+    "uneven": "registered schedules, unequal ranks",
+    "small": "none: is the optimum proven?",
+}
+"""What each part is compared with, in the order of the page."""
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A table with a row for every part."""
+    yield "| compared with | points | proven optimal | faster | median gain | most | largest gap |"
+    yield "|---|---|---|---|---|---|---|"
+    for part, name in HEADS.items():
+        mine = [row for row in rows if row["part"] == part]
+        known = [row for row in mine if row["published"] is not None]
+        yield f"| {name} | {figures(mine, known)} |"
+
+
+def figures(mine: list[dict[str, Any]], known: list[dict[str, Any]]) -> str:
+    """Cells of a row: points, proofs, how many are faster and by how much, and the largest gap."""
+    proven = sum(row["status"] == "optimal" for row in mine)
+    gains = "– | – | –"
     if known:
-        # The published figures have two decimals.
-        slower = sum(row["ours"] > row["published"] + 0.006 for row in known)
-        room = [row for row in known if row["published"] > 1.01 * row["bound"]]
-        faster = sum(row["ours"] < row["published"] - 0.006 for row in room)
-        found.append(
-            f"Slower than the published one: {slower}. Of {len(room)} points where the published "
-            f"one is more than 1 % above the bound, {faster} are faster."
-        )
-    return found
+        faster = [gain(row) for row in known if row["ours"] < row["published"] - ROUNDING]
+        gains = f"{len(faster)} | {100 * median(faster):.1f} % | {100 * max(faster):.1f} %"
+    return f"{len(mine)} | {proven} | {gains} | {100 * max(map(gap, mine)):.1f} %"
+
+
+def rival_summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The problems of other planners: the published claim, and a table."""
+    yield "| problem | points | proven optimal | faster | median gain | most | largest gap |"
+    yield "|---|---|---|---|---|---|---|"
+    for part, rival in RIVALS.items():
+        mine = [row for row in rows if row["part"] == part]
+        known = [row for row in mine if row["published"] is not None]
+        yield f"| {rival.problem} | {figures(mine, known)} |"
 
 
 def open_gap(row: dict[str, Any], percent: float | None) -> bool:

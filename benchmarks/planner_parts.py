@@ -56,7 +56,7 @@ def curves() -> Iterator[str]:
                 cells.append("–")
                 continue
             found = all_reduce(GPUS[gpu], RankGroup(ranks, inside), size * MIB)
-            cells.append(f"{found / times[size] - 1:+.0%}")
+            cells.append(f"{100 * (found / times[size] - 1):+.0f} %".replace("-", "−"))
         yield f"| {ranks} {gpu.upper()} | " + " | ".join(cells) + " |"
 
 
@@ -67,4 +67,5 @@ def chart() -> str:
         abs(2 * n**3 / product_time(gpu, "bf16", n, n, n) / 1e12 / rate - 1)
         for n, rate in CHART.items()
     ]
-    return f"{sum(errors) / len(errors):.1%} on average, {max(errors):.0%} at most (at 512)"
+    mean = 100 * sum(errors) / len(errors)
+    return f"{mean:.1f} % on average, {100 * max(errors):.0f} % at most (at 512)"

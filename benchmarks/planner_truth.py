@@ -1,6 +1,6 @@
-"""Does a training step take as long as the planner says? Writes docs/planner-truth.md.
+"""Does a training step take as long as the planner says? Writes docs/planner-truth.md and its data.
 
-    python benchmarks/planner_truth.py ROWS.csv … [-o docs/planner-truth.md]
+    python benchmarks/planner_truth.py ROWS.csv … [-o docs/planner-truth.md] [--data FOLDER]
 
 The files have published measurements in the columns of `published_rows.py`; they are no part of the
 project. No figure is of a row that contributed to its own prediction: the efficiencies are fitted
@@ -10,9 +10,10 @@ anew without the rows that are left out together with it (`planner_efficiencies.
 from __future__ import annotations
 
 import argparse
+import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,8 @@ from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.measured_rows import MeasuredRow, read_row
 from debubble.planner.cost.published_efficiencies import Factors, generation, shipped_factors
 from debubble.planner.cost.step import step_time
+
+DATA = Path(__file__).with_name("planner_truth")
 
 WHY = (
     (lambda row: "MegaScale" in row["source"] and row["notes"].startswith("MegaScale"),
@@ -76,35 +79,62 @@ def group_of(one: Judged) -> str:
     return f"NVIDIA's containers, dense, {shape}"
 
 
-def figures(rows: Iterable[Judged]) -> str:
-    """Cells of a table: number, median, 90th percentile, bias, and share inside the error bar."""
-    rows = list(rows)
+Row = dict[str, object]
+"""A row of a data file."""
+
+
+def figures(rows: Sequence[Judged]) -> Row:
+    """Number of rows, median, 90th percentile, bias, error bar, and share inside it."""
     sizes = sorted(abs(row.error) for row in rows)
-    if not sizes:
-        return "0 | – | – | – | – | –"
-    ninth = sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
     inside = sum(row.shortfall <= row.case.step_error for row in rows) / len(rows)
-    bar = median(row.case.step_error for row in rows)
-    bias = median(row.error for row in rows)
-    return (
-        f"{len(sizes)} | {median(sizes):.1%} | {ninth:.1%} | {bias:+.1%} | ± {bar:.0%} |"
-        f" {inside:.0%}"
-    )
+    return {
+        "rows": len(sizes), "median": share(median(sizes)), "ninth": share(ninth(sizes)),
+        "bias": share(median(row.error for row in rows)),
+        "bar": share(median(row.case.step_error for row in rows)), "inside": share(inside),
+    }  # fmt: skip
 
 
-HEAD = (
-    " | rows | median | 90 % within | bias | error bar | inside it |\n|---|---|---|---|---|---|---|"
-)
+def ninth(sizes: Sequence[float]) -> float:
+    """The 90th percentile of sorted sizes."""
+    return sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
 
 
-def by(rows: Sequence[Judged], key: Callable[[Judged], str], title: str) -> Iterator[str]:
-    """Lines of a table with a row for every value of a key."""
-    groups = defaultdict(list)
+def share(value: float) -> float:
+    """A share as data files have it."""
+    return round(value, 4)
+
+
+def error_rows(apart: dict[str, list[Judged]]) -> Iterator[Row]:
+    """Errors of both ways of leaving out, by kind, framework, source and matching efficiency."""
+    keys: dict[str, Callable[[Judged], str]] = {
+        "kind": group_of,
+        "framework": lambda one: one.item.row["framework"],
+        "source": lambda one: source_of(one.item.row),
+        "efficiency of": lambda one: one.match,
+    }
+    for fold, rows in apart.items():
+        for by, key in keys.items():
+            groups = defaultdict(list)
+            for row in rows:
+                groups[key(row)].append(row)
+            for name, found in sorted(groups.items()):
+                yield {"left_out": fold, "by": by, "group": name} | figures(found)
+
+
+def percent(value: object, digits: int = 1) -> str:
+    """A share of a data file as text."""
+    return f"{100 * float(str(value)):.{digits}f} %"
+
+
+def kinds(rows: Iterable[Row]) -> Iterator[str]:
+    """The table of the page: a row for every kind, without its release and model."""
+    yield "| rows of | rows | median | 90 % within | inside the error bar |\n|---|---|---|---|---|"
     for row in rows:
-        groups[key(row)].append(row)
-    yield f"| {title}" + HEAD
-    for name, found in sorted(groups.items()):
-        yield f"| {name} | {figures(found)} |"
+        if (row["by"], row["left_out"]) == ("kind", "release and model"):
+            shares = (
+                f"{percent(row['median'])} | {percent(row['ninth'])} | {percent(row['inside'], 0)}"
+            )
+            yield f"| {row['group']} | {row['rows']} | {shares} |"
 
 
 def source_of(row: dict[str, str]) -> str:
@@ -119,9 +149,8 @@ def source_of(row: dict[str, str]) -> str:
     return f"{name}, {row['gpu']}" + (", experts" if row["experts"] else "")
 
 
-def worst(rows: Iterable[Judged], count: int) -> Iterator[str]:
+def worst(rows: Iterable[Judged]) -> Iterator[Row]:
     """The dense rows that are furthest off, one for each explanation."""
-    yield "| plan | measured | predicted | error | why |\n|---|---|---|---|---|"
     seen: set[str] = set()
     for one in sorted(rows, key=lambda row: -abs(row.error)):
         row = one.item.row
@@ -130,11 +159,23 @@ def worst(rows: Iterable[Judged], count: int) -> Iterator[str]:
             continue
         seen.add(why)
         sizes = " ".join(f"{key} {row[key]}" for key in ("tp", "pp", "vp", "cp") if row[key])
-        plan = f"{row['model']}, {row['gpus']} {row['gpu']}, {row['precision'].split()[0]}, {sizes}"
-        times = f"{one.item.seconds:.4g} s | {one.seconds:.4g} s | {one.error:+.1%}"
-        yield f"| {plan} ({source_of(row).split(',')[0]}) | {times} | {why} |"
-        if len(seen) == count:
-            return
+        yield {
+            "source": source_of(row).split(",")[0],
+            "plan": f"{row['model']}, {row['gpus']} {row['gpu']}, {row['precision'].split()[0]}",
+            "degrees": sizes, "measured": f"{one.item.seconds:.4g}",
+            "predicted": f"{one.seconds:.4g}", "error": share(one.error), "why": why,
+        }  # fmt: skip
+
+
+def worst_table(rows: Iterable[Row], count: int) -> Iterator[str]:
+    """The first of them for the page."""
+    yield "| plan | measured | predicted | error | why |\n|---|---|---|---|---|"
+    for row in islice(rows, count):
+        error = f"{100 * float(str(row['error'])):+.0f} %".replace("-", "−")
+        yield (
+            f"| {row['plan']} ({row['source']}) | {row['measured']} s | {row['predicted']} s | "
+            f"{error} | {row['why']} |"
+        )
 
 
 def tau(pairs: list[tuple[float, float]]) -> float:
@@ -147,35 +188,59 @@ def tau(pairs: list[tuple[float, float]]) -> float:
 SAME = ("source", "model", "layers", "heads", "gpu", "gpus", "global_batch", "seq", "precision")
 
 
-def ranking(rows: Iterable[Judged]) -> Iterator[str]:
+def ranking(rows: Iterable[Judged]) -> Iterator[Row]:
     """Rank correlations of groups of at least four plans that differ in nothing but the plan."""
     groups = defaultdict(list)
     for one in rows:
         groups[tuple(one.item.row[key] for key in SAME)].append(one)
-    yield "| plans | number | tau | tau, MFU from 30 % | fastest plan's rank |"
-    yield "|---|---|---|---|---|"
-    all_of, fast_of = [], []
     for key, found in sorted(groups.items()):
         if len(found) < 4:
             continue
         pairs = [(one.item.seconds, one.seconds) for one in found]
         quick = [(one.item.seconds, one.seconds) for one in found
                  if mfu(one.item.case, one.item.seconds) >= EAGER]  # fmt: skip
-        all_of.append(tau(pairs))
-        fast = "–"
-        if len(quick) >= 4:
-            fast_of.append(tau(quick))
-            fast = f"{fast_of[-1]:.2f}"
-        rank = sorted(predicted for _, predicted in pairs).index(min(pairs)[1]) + 1
-        name = f"{key[1]}, {key[5]} {key[4]}, batch {key[6]} of {key[7]} ({key[0].split()[0]})"
-        yield f"| {name} | {len(found)} | {all_of[-1]:.2f} | {fast} | {rank} |"
-    middle = [f"{median(values):.2f}" if values else "–" for values in (all_of, fast_of)]
-    yield f"| **median of {len(all_of)} groups** | | **{middle[0]}** | **{middle[1]}** | |"
+        yield {
+            "source": key[0].split()[0], "model": key[1], "gpus": key[5], "gpu": key[4],
+            "batch": key[6], "sequence": key[7], "plans": len(found), "tau": round(tau(pairs), 2),
+            "tau_from_mfu_30": round(tau(quick), 2) if len(quick) >= 4 else "",
+            "rank_of_fastest": sorted(it for _, it in pairs).index(min(pairs)[1]) + 1,
+        }  # fmt: skip
 
 
-def verdicts(paths: Sequence[str]) -> Iterator[str]:
+def answer(rows: Iterable[Row]) -> str:
+    """The first sentence of the page."""
+    medians = {
+        str(row["group"]): float(str(row["median"]))
+        for row in rows
+        if (row["by"], row["left_out"]) == ("kind", "release and model")
+    }
+    experts = [value for name, value in medians.items() if name.startswith("experts")]
+    dense = [value for name, value in medians.items() if name.endswith(("pipelined", "one stage"))]
+    dense = [value for value in dense if value not in experts]
+    return (
+        f"Published steps of dense models are predicted with a median error of "
+        f"{percent(min(dense))} to {percent(max(dense))}, those of mixtures of experts of "
+        f"{percent(min(experts))} to {percent(max(experts))}."
+    )
+
+
+def ranking_summary(rows: Sequence[Row]) -> str:
+    """The sentence of the page."""
+    if not rows:
+        return "no group has four plans"
+    taus = [float(str(row["tau"])) for row in rows]
+    ranks = [int(str(row["rank_of_fastest"])) for row in rows]
+    first, near = (sum(rank <= most for rank in ranks) for most in (1, 2))
+    return (
+        f"in {len(rows)} groups the median of Kendall's tau is {median(taus):.2f}, from "
+        f"{min(taus):.2f} to {max(taus):.2f}. The fastest plan is also predicted to be the "
+        f"fastest in {first} groups, and is among the first two in {near}"
+    )
+
+
+def verdicts(paths: Sequence[str]) -> Iterator[Row]:
     """Plans that ran, or ran out of memory, by what is said of them."""
-    groups: dict[str, dict[str, int]] = defaultdict(
+    groups: dict[tuple[str, str], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(("yes", "maybe", "no"), 0)
     )
     for path in paths:
@@ -193,25 +258,39 @@ def verdicts(paths: Sequence[str]) -> Iterator[str]:
                 continue
             open_ = "recompute none" in result["assumed"]
             ran = ran or ("ran, recompute not published" if open_ else "ran")
-            groups[f"{row['framework']}, {ran}"][result["fits"]] += 1
-    yield "| plans of | fits | may not fit | too large |\n|---|---|---|---|"
-    for name, counts in sorted(groups.items()):
-        yield f"| {name} | " + " | ".join(map(str, counts.values())) + " |"
+            groups[row["framework"], ran][result["fits"]] += 1
+    for (framework, ran), counts in sorted(groups.items()):
+        yield {
+            "framework": framework, "plans": ran, "fits": counts["yes"],
+            "may_not_fit": counts["maybe"], "too_large": counts["no"],
+        }  # fmt: skip
 
 
-def memory(paths: Sequence[str]) -> Iterator[str]:
-    """Predicted peaks over measured ones."""
+VERDICTS = ("fits", "may_not_fit", "too_large")
+
+
+def verdict_table(rows: Sequence[Row]) -> Iterator[str]:
+    """The table of the page: plans of all frameworks together."""
+    yield "| plans that | fits | may not fit | too large |\n|---|---|---|---|"
+    for name in sorted({str(row["plans"]) for row in rows}):
+        mine = [row for row in rows if row["plans"] == name]
+        sums = [sum(int(str(row[key])) for row in mine) for key in VERDICTS]
+        yield f"| {name} | {' | '.join(map(str, sums))} |"
+
+
+def peaks(paths: Sequence[str]) -> Iterator[Row]:
+    """Predicted peaks over measured ones, by source."""
     groups = defaultdict(list)
     for path in paths:
         for row, result in zip(read_rows(path), run_rows(path), strict=True):
             if result["memory"] and result["measured_memory"]:
                 groups[source_of(row)].append(result["memory"] / result["measured_memory"] - 1)
-    yield "| source | rows | median | 90 % within | bias |\n|---|---|---|---|---|"
     for name, found in sorted(groups.items()):
         sizes = sorted(map(abs, found))
-        ninth = sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
-        texts = f"{median(sizes):.1%} | {ninth:.1%} | {median(found):+.1%}"
-        yield f"| {name} | {len(sizes)} | {texts} |"
+        yield {
+            "source": name, "rows": len(sizes), "median": share(median(sizes)),
+            "ninth": share(ninth(sizes)), "bias": share(median(found)),
+        }  # fmt: skip
 
 
 def learned(plan: MeasuredRow) -> Factors:
@@ -220,10 +299,8 @@ def learned(plan: MeasuredRow) -> Factors:
     return calibrated(plan.with_factors(Factors()), plan.seconds)
 
 
-def crosswise(table: list[dict[str, str]]) -> Iterator[str]:
+def crosswise(table: list[dict[str, str]]) -> Iterator[Row]:
     """Each column of a pair predicted with the efficiency of the other."""
-    yield "| model | calibrated on | predicted | seconds | measured | error |"
-    yield "|---|---|---|---|---|---|"
     pairs = defaultdict(list)
     for row in table:
         if "2205.05198 Tables" in row["source"]:
@@ -231,74 +308,95 @@ def crosswise(table: list[dict[str, str]]) -> Iterator[str]:
     for model, two in pairs.items():
         for (first, known), (second, other) in (two, two[::-1]):
             found = step_time(other.with_factors(learned(known))).seconds
-            error = found / (other.seconds or 1) - 1
-            texts = f"{model} | {first} | {second} | {found:.4g}"
-            yield f"| {texts} | {other.seconds} | {error:+.1%} |"
+            yield {
+                "model": model, "calibrated_on": first, "plan": second, "measured": other.seconds,
+                "predicted": f"{found:.4g}", "error": share(found / (other.seconds or 1) - 1),
+            }  # fmt: skip
 
 
-def efficiencies() -> Iterator[str]:
+def efficiencies() -> Iterator[Row]:
     """The shipped efficiencies."""
-    yield "| GPU | tp | precision | software | efficiency | steps | from |"
-    yield "|---|---|---|---|---|---|---|"
     for item in shipped_factors().table:
-        software = item.runtime + (", experts" if item.experts else "")
-        texts = f"{item.gpu} | {item.tp} | {item.precision} | {software} | {item.efficiency}"
-        yield f"| {texts} | {item.rows} | {item.source} |"
+        yield {
+            "gpu": item.gpu, "tp": item.tp, "precision": item.precision,
+            "software": item.runtime + (", experts" if item.experts else ""),
+            "efficiency": item.efficiency, "steps": item.rows, "source": item.source,
+        }  # fmt: skip
 
 
-def bars(found: Sequence[Judged]) -> Iterator[str]:
-    """The shipped errors."""
-    yield "| software | GPUs | efficiency | shape | error | rows |\n|---|---|---|---|---|---|"
+def bars(found: Sequence[Judged]) -> Iterator[Row]:
+    """The shipped error bars, as shares of the predicted time."""
     for runtime, chip, match, shape, error, rows in errors(found):
-        cells = (runtime or "all", chip or "all", match, shape, f"± {error:.0%}", rows)
-        yield "| " + " | ".join(map(str, cells)) + " |"
+        yield {
+            "software": runtime or "all", "gpus": chip or "all", "efficiency_of": match,
+            "shape": shape, "error": error, "rows": rows,
+        }  # fmt: skip
 
 
-def page(paths: Sequence[str]) -> str:
-    """The whole page."""
-    tables = [row for path in paths for row in read_rows(path)]
-    results = [result for path in paths for result in run_rows(path)]
-    skipped = sum(bool(result["skipped"]) for result in results)
+def data_of(paths: Sequence[str]) -> dict[str, list[Row]]:
+    """The rows of all data files."""
     rows = measured(paths)
     apart = {fold: judged(rows, fold) for fold in FOLDS}
     near = apart["release and model"]
+    return {
+        "errors": list(error_rows(apart)),
+        "ranking": list(ranking(near)),
+        "verdicts": list(verdicts(paths)),
+        "peaks": list(peaks(paths)),
+        "pairs": list(crosswise([row for path in paths for row in read_rows(path)])),
+        "worst": list(worst(near)),
+        "efficiencies": list(efficiencies()),
+        "error_bars": list(bars([*apart["publication"], *near])),
+    }
+
+
+def page(paths: Sequence[str], data: dict[str, list[Row]]) -> str:
+    """The whole page."""
+    results = [result for path in paths for result in run_rows(path)]
+    skipped = sum(bool(result["skipped"]) for result in results)
     text = Path(__file__).with_name("planner_truth.md").read_text(encoding="utf-8")
+    off = [abs(float(str(row["error"]))) for row in data["pairs"]]
     parts = {
-        "publication": "\n".join(by(apart["publication"], group_of, "rows of")),
-        "release": "\n".join(by(near, group_of, "rows of")),
-        "frameworks": "\n".join(by(near, lambda one: one.item.row["framework"], "framework")),
-        "matches": "\n".join(
-            by([*near, *apart["publication"]], lambda one: one.match, "efficiency of")
-        ),
-        "sources": "\n".join(by(near, lambda one: source_of(one.item.row), "source")),
-        "worst": "\n".join(worst(near, 15)),
-        "ranking": "\n".join(ranking(near)),
-        "memory": "\n".join(memory(paths)),
-        "verdicts": "\n".join(verdicts(paths)),
-        "crosswise": "\n".join(crosswise(tables)),
-        "interleaved": f"{gain_of_two_chunks():.3f}",
+        "answer": answer(data["errors"]),
+        "kinds": "\n".join(kinds(data["errors"])),
+        "worst": "\n".join(worst_table(data["worst"], 6)),
+        "ranking": ranking_summary(data["ranking"]),
+        "verdicts": "\n".join(verdict_table(data["verdicts"])),
+        "pairs": percent(max(off, default=0)),
+        "interleaved": f"{gain_of_two_chunks():.2f}",
         "curves": "\n".join(curves()),
         "chart": chart(),
-        "efficiencies": "\n".join(efficiencies()),
-        "errors": "\n".join(bars([*apart["publication"], *near])),
-        "skipped": f"{skipped} of {len(tables)}",
-    }  # fmt: skip
+        "skipped": f"{skipped} of {len(results)}",
+    }
     for name, value in parts.items():
         text = text.replace("{{" + name + "}}", value)
     return text
 
 
+def save(data: dict[str, list[Row]], folder: Path) -> None:
+    """Write a CSV file of each kind of rows."""
+    folder.mkdir(exist_ok=True)
+    for name, rows in data.items():
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            out = csv.DictWriter(file, list(rows[0]) if rows else ["none"], lineterminator="\n")
+            out.writeheader()
+            out.writerows(rows)
+
+
 def main() -> None:
-    """Write the page, or print it."""
+    """Write the page and its data, or print the page."""
     parser = argparse.ArgumentParser(description="Predicted against published steps.")
     parser.add_argument("rows", metavar="ROWS.csv", nargs="+")
     parser.add_argument("-o", "--output", metavar="FILE.md")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, default=DATA)
     typed = parser.parse_args()
     try:
-        text = page(typed.rows)
+        data = data_of(typed.rows)
+        text = page(typed.rows, data)
     except ParameterError as error:
         raise SystemExit(str(error)) from None
     if typed.output:
+        save(data, typed.data)
         Path(typed.output).write_text(text, encoding="utf-8")
     else:
         print(text)

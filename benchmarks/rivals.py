@@ -1,13 +1,12 @@
 """The problems that other planners state, as grids for :mod:`frontier`.
 
-Their code is not public, so their orders cannot be measured here. Each grid takes the statement of
-the problem, and sets 1F1B and the best schedule registered here that fits beside the optimizer.
+Their code is not public, so their schedules cannot be measured here. Each grid takes the statement
+of the problem, and compares the optimizer with 1F1B and the best registered schedule that fits.
 Times are per rank, one stage each.
 """
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,20 +21,17 @@ GRID = {"F": 10.0, "I": 12.0, "W": 8.0}
 
 @dataclass(frozen=True)
 class Rival:
-    """A grid: what it is about, what is published, and its points.
+    """A grid.
 
     Parameters
     ----------
-    about
-        The problem, its source, and the figure that is published for it.
-    setting
-        Name of the column that tells the points of one p, m and memory apart.
+    problem
+        The problem, and who states it.
     points
         Every point: ranks, microbatches, memory, its setting in words, costs and options.
     """
 
-    about: str
-    setting: str
+    problem: str
     points: list[tuple[int, int, float, str, dict[str, Any], dict[str, Any]]]
 
 
@@ -79,27 +75,15 @@ def length_points() -> Iterator[tuple[int, int, float, str, dict[str, Any], dict
 
 RIVALS = {
     "offload": Rival(
-        "Orders and offloads together, within the memory of every rank: the problem of OptPipe "
-        "(arXiv 2510.05186, a mixed integer program on up to 16 GPUs), published with up to 50 % "
-        "less idle time than other schedules at the same memory. A copy of one activation to the "
-        "host takes the time below, F takes 10.",
-        "copy", list(offload_points()),
+        "order and offloading together (OptPipe, arXiv 2510.05186)", list(offload_points())
     ),
     "slow links": Rival(
-        "Few slow links: two sites with half of the ranks each, the problem of CrossPipe (arXiv "
-        "2507.00217, constraint programming and a greedy method), published with up to 33.6 % "
-        "less time than traditional schedules at the same memory. F takes 10; all other links "
-        "take nothing.",
-        "link", list(link_points()),
+        "two sites with slow links (CrossPipe, arXiv 2507.00217)", list(link_points())
     ),
     "unequal microbatches": Rival(
-        "Microbatches of different lengths. MindSpeed's automated pipeline makes the first and the "
-        "last ones smaller, published with 7.6 % more throughput; elsewhere lengths are as the "
-        "data come, and may be arranged. All rows are of 8 microbatches with the same sum; the "
-        "published orders take the microbatches as they are listed.",
-        "lengths", list(length_points()),
+        "microbatches of different lengths (MindSpeed)", list(length_points())
     ),
-}  # fmt: skip
+}
 """Every grid by the name of its part."""
 
 
@@ -129,27 +113,3 @@ def measure_rival(part: str, number: int, seconds: float | None) -> dict[str, An
         "ours": result.makespan, "bound": result.lower_bound, "status": result.status,
         "found_by": result.found_by, "seconds": wall, "cpu": used,
     }  # fmt: skip
-
-
-def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
-    """A grid for the document."""
-    rival = RIVALS[part]
-    lines = [
-        f"## {part}", "", *textwrap.wrap(rival.about, 96), "",
-        f"| p | m | memory | {rival.setting} | 1F1B, its memory | published that fits | ours "
-        "| gain | bound | gap | found by | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for row in rows:
-        published, gain = "none", "–"
-        if row["published"] is not None:
-            published = f"{row['published']:.6g} ({row['name']})"
-            gain = f"{100 * (1 - row['ours'] / row['published']) + 0.0:.1f} %"
-        gap = f"{100 * (row['ours'] / row['bound'] - 1):.1f} %"
-        lines.append(
-            f"| {row['p']} | {row['m']} | {row['memory']:g} | {row['costs']} "
-            f"| {row['plain']:.6g}, {row['plain_peak']:.3g} | {published} | {row['ours']:.6g} "
-            f"| {gain} | {row['bound']:.6g} | {'optimal' if row['status'] == 'optimal' else gap} "
-            f"| {row['found_by']} | {row['cpu']:.1f} |"
-        )
-    return [*lines, ""]

@@ -9,24 +9,24 @@ pictures.py. A warning of zensical is an error.
 
 from __future__ import annotations
 
-import contextlib
-import json
+import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pictures
+from json_keys import write_contracts
 from pictures import write_dark
 from schedule_pages import write_schedules
 from search import add_answers
 from tables import table
-from terminal import apart
+from terminal import apart, with_whole_words
 from typer.testing import CliRunner
 
 import debubble as db
@@ -51,15 +51,17 @@ FIGURES = re.compile(r"!\[([^\]]*)\]\((figures/[\w-]+)\.svg\)")
 def main(made: Collection[str] | None = None) -> None:
     """Write all pages and build the site, with all pictures or those named."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    entries = db.schedules()
-    copy_pages(made)
-    write_schedules(entries, PAGES)
+    PAGES.mkdir(parents=True)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as beside:
+        schedules = beside.submit(write_schedules, PAGES)
+        copy_pages(made)
+        schedules.result()
     write_commands()
-    write_contracts()
+    write_contracts(PAGES / "scripts.md")
     write_cost_keys()
     write_words()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
-    names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
+    names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in db.schedules())
     config = config.replace("# SCHEDULES", names)
     (BUILD / "zensical.toml").write_text(config, encoding="utf-8")
     write_index(tomllib.loads(config))
@@ -67,13 +69,16 @@ def main(made: Collection[str] | None = None) -> None:
     ended = subprocess.run(command, cwd=BUILD, check=False).returncode
     if not ended:
         add_answers(BUILD / "site")
+        for path in (BUILD / "site").rglob("*.html"):
+            text = path.read_text(encoding="utf-8")
+            path.write_text(with_whole_words(text), encoding="utf-8")
     sys.exit(ended)
 
 
 def copy_pages(made: Collection[str] | None) -> None:
     """The pages with their pictures; files elsewhere that they link to come along."""
-    leave = shutil.ignore_patterns("*.py", "*.toml", "__pycache__")
-    shutil.copytree(ROOT / "docs", PAGES, ignore=leave)
+    leave = shutil.ignore_patterns("*.py", "*.toml", "__pycache__", "answers")
+    shutil.copytree(ROOT / "docs", PAGES, ignore=leave, dirs_exist_ok=True)
     for source, name in RENAMED.items():
         shutil.copy(source, PAGES / name)
     sources = {name: source.parent for source, name in RENAMED.items()}
@@ -125,37 +130,6 @@ def write_commands() -> None:
     (PAGES / "commands.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-SCRIPTED = {
-    "schedules": "zb-v",
-    "simulate": "zb-v -p 4 -m 8",
-    "compare": "1f1b zb-v -p 4 -m 8 --memory 4",
-    "optimize": "-p 2 -m 4 --time-limit 1",
-    "check": "1f1b -p 4 -m 8 --memory 2",
-    "export": "zb-v -p 4 -m 8 --to torch-csv",
-    "plan": "llama-3.1-8b --gpu h100 --gpus 8 --batch 16 --seq 4096 --schedule 1f1b --tp 4 --cp 1",
-    "trace": "run.csv",
-    "costs": "",
-    "words": "bubble",
-}
-"""Questions whose answers show the JSON of commands."""
-
-
-def write_contracts() -> None:
-    """The keys of every command's JSON, with types and examples, from what it prints."""
-    lines: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        Path("run.csv").write_text(a_run(), encoding="utf-8")
-        for name, words in SCRIPTED.items():
-            call = [name, *words.split(), "--json"]
-            shown = CliRunner().invoke(program, call, env={"XDG_CACHE_HOME": folder}).stdout
-            rows = list(keys_of(json.loads(shown)))
-            lines += [f"### {name}", "", f"`debubble {' '.join(call)}`", ""]
-            lines += [*table(["key", "type", "for example"], rows), ""]
-    page = PAGES / "scripts.md"
-    text = page.read_text(encoding="utf-8").replace("<!-- CONTRACTS -->", "\n".join(lines))
-    page.write_text(text, encoding="utf-8")
-
-
 def write_cost_keys() -> None:
     """The keys of cost files, from their schema."""
     lines: list[str] = []
@@ -166,40 +140,6 @@ def write_cost_keys() -> None:
     page = PAGES / "costs.md"
     text = page.read_text(encoding="utf-8").replace("<!-- COST KEYS -->", "\n".join(lines))
     page.write_text(text, encoding="utf-8")
-
-
-def a_run() -> str:
-    """The times of a run, for the trace of the contracts."""
-    timeline = db.simulate(db.make("1f1b", ranks=2, microbatches=4), db.Costs(F=10, B=20))
-    cells = [(rank, cell) for rank, row in enumerate(timeline.schedule.rows()) for cell in row]
-    times = zip(cells, timeline.start, timeline.end, strict=True)
-    rows = [f"{rank},{cell},{start / 1000},{end / 1000},0" for (rank, cell), start, end in times]
-    return "\n".join(["rank,action,start,end,step", *rows])
-
-
-TYPES = {dict: "object", list: "list", str: "text", bool: "boolean", int: "number",
-         float: "number", type(None): "null"}  # fmt: skip
-FREE_KEYS = ("costs", "options", "times")
-"""Objects whose keys depend on the question."""
-
-
-def keys_of(data: Any, path: str = "", depth: int = 3) -> Iterator[tuple[object, ...]]:
-    """The keys of JSON as rows: path, type and example, down to some depth."""
-    if isinstance(data, list):
-        if data and isinstance(data[0], dict) and depth:
-            merged = {key: value for each in reversed(data) for key, value in each.items()}
-            yield from keys_of(merged, f"{path}[].", depth - 1)
-        return
-    for key, value in data.items():
-        example = "" if isinstance(value, dict | list) else json.dumps(value, ensure_ascii=False)
-        if isinstance(value, list) and value and not isinstance(value[0], dict | list):
-            example = json.dumps(value[:3], ensure_ascii=False)
-        shown = example if len(example) <= 60 else f"{example[:57]}…"
-        yield f"`{path}{key}`", TYPES[type(value)], f"`{shown}`" if shown else ""
-        if isinstance(value, dict) and key not in FREE_KEYS and depth:
-            yield from keys_of(value, f"{path}{key}.", depth - 1)
-        elif isinstance(value, list):
-            yield from keys_of(value, f"{path}{key}", depth)
 
 
 def write_words() -> None:

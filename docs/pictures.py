@@ -5,6 +5,7 @@ A page writes an image whose title is the command that draws it::
     ![Caption.](made/zb-v.svg "debubble draw zb-v -p 4 -m 8 -o zb-v.svg")
 
 Commands run in a folder of their own, next to ``examples`` and ``benchmarks``; ``&&`` joins two.
+``chart NAME`` is one of charts.py, for what benchmarks measured.
 An ``.html`` for a ``.png``, and ``debubble serve #LINK``, are shown as screenshots of Chromium; the
 first links to the page. Pictures are kept in ``build/made`` until package or command change.
 """
@@ -28,6 +29,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import charts
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build" / "made"
@@ -75,7 +78,9 @@ class Picture:
 
     @property
     def steps(self) -> list[list[str]]:
-        """Words of every command behind ``debubble``."""
+        """Words of every command behind ``debubble``; none for a chart."""
+        if self.chart is not None:
+            return []
         text = self.command.partition("#")[0] if self.link is not None else self.command
         steps = [shlex.split(step) for step in text.split("&&")]
         for words in steps:
@@ -90,9 +95,17 @@ class Picture:
         return found[1] if found else None
 
     @property
+    def chart(self) -> str | None:
+        """Name of a chart; None where a command draws."""
+        found = re.fullmatch(r"chart ([\w-]+)", self.command)
+        return found[1] if found else None
+
+    @property
     def written(self) -> str:
         """File that the last command writes."""
         wanted = Path(self.target).name
+        if self.chart is not None:
+            return wanted
         for name in (wanted, f"{Path(wanted).stem}.html"):
             if name in self.steps[-1]:
                 return name
@@ -176,7 +189,9 @@ def make(pictures: Iterable[Picture], folder: Path) -> None:
 
 def package_state() -> str:
     """Return a hash of everything that pictures depend on but their commands."""
-    sources = [*(ROOT / "src").rglob("*.*"), *(ROOT / "examples").rglob("*.*"), Path(__file__)]
+    parts = ("src", "examples", "benchmarks")
+    sources = [*(path for part in parts for path in (ROOT / part).rglob("*.*"))]
+    sources += [Path(__file__), Path(charts.__file__)]
     state = hashlib.sha256()
     for path in sorted(sources):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -198,6 +213,10 @@ def drawn(job: tuple[Picture, Path]) -> str:
 
     picture, place = job
     place.mkdir(parents=True)
+    if picture.chart is not None:
+        charts.draw(picture.chart, place / picture.written)
+        write_dark(place / picture.written)
+        return ""
     os.environ.update(COLUMNS="100", XDG_CACHE_HOME=str(place / "cache"))
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)

@@ -38,8 +38,9 @@ SETTINGS = {
 """Costs of a rank that all schedules are compared on."""
 
 
-def write_schedules(entries: list[Entry], pages: Path) -> None:
+def write_schedules(pages: Path) -> None:
     """Write a page for every schedule, and the gallery of all."""
+    entries = db.schedules()
     folder = pages / "schedules"
     folder.mkdir(parents=True)
     (pages / "timeline.js").write_text(script(), encoding="utf-8")

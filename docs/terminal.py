@@ -10,6 +10,11 @@ PROGRAM = re.compile(
 )
 """What a line begins with that is typed; other lines of a block are printed by it."""
 
+_COMMANDS = re.compile(r'<div class="language-sh highlight">.*?</div>', re.S)
+_HYPHENATED = re.compile(r"[^\s-]*-\S+")
+SHORT = 24
+"""Characters of a word that fits into a line of a phone."""
+
 _FENCED = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
 _INDENTED = re.compile(r"(?<=\n\n)((?:^    [^\n]*\n|^\n(?=    ))+)", re.M)
 
@@ -18,6 +23,18 @@ def apart(page: str) -> str:
     """Return a page whose blocks for a shell have commands and output in blocks of their own."""
     page = _FENCED.sub(lambda found: "\n".join(_blocks(found[1])), page)
     return _INDENTED.sub(_fenced, page)
+
+
+def with_whole_words(page: str) -> str:
+    """Return the HTML of a page whose commands do not break at the hyphens of short words."""
+
+    def marked(block: re.Match[str]) -> str:
+        return re.sub(r"(?<=>)[^<]+", lambda text: _HYPHENATED.sub(whole, text[0]), block[0])
+
+    def whole(found: re.Match[str]) -> str:
+        return f'<span class="whole">{found[0]}</span>' if len(found[0]) <= SHORT else found[0]
+
+    return _COMMANDS.sub(marked, page)
 
 
 def _fenced(found: re.Match[str]) -> str:

@@ -39,6 +39,7 @@ def test_every_picture_has_a_command_that_can_be_read(pictures: ModuleType) -> N
         for picture in asked:
             assert picture.files
             assert targets.setdefault(picture.target, picture.command) == picture.command, name
+            assert picture.chart is None or picture.chart in pictures.charts.CHARTS
             for words in picture.steps:
                 with program.make_context("debubble", [*words], resilient_parsing=False) as group:
                     _, command, rest = program.resolve_command(group, [*words])
@@ -60,6 +61,16 @@ def test_a_picture_that_cannot_be_made_is_refused(
     (picture,) = pictures.asked_for("page.md", f'![Two.](made/x.svg "{command}")')
     with pytest.raises(pictures.PictureError, match=wrong):
         assert picture.files
+
+
+@pytest.mark.parametrize("name", ["frontier", "truth", "planner-truth"])
+def test_a_chart_of_a_benchmark_is_drawn(pictures: ModuleType, tmp_path: Path, name: str) -> None:
+    (picture,) = pictures.asked_for("page.md", f'![A.](made/x.svg "chart {name}")')
+    assert pictures.drawn((picture, tmp_path / "chart")) == ""
+    light, dark = ((tmp_path / "chart" / file).read_text() for file in picture.files)
+    assert "fill: #ffffff" in light
+    assert "fill: #ffffff" not in dark[:3000]
+    assert light.count("<use") > 20
 
 
 @pytest.mark.processes

@@ -40,6 +40,19 @@ def test_commands_and_what_they_print_are_blocks_of_their_own(
     assert parts["terminal"].apart(indented) == shown
 
 
+def test_commands_break_between_words_not_at_hyphens(parts: dict[str, ModuleType]) -> None:
+    whole = parts["terminal"].with_whole_words
+    long = "examples/zero-bubble/gpt-28.3b-m96.yaml"
+    block = (
+        f'<div class="language-sh highlight"><pre>x <b>-p</b> zb-v --rank-times {long}</pre></div>'
+    )
+    assert whole(block) == block.replace("-p", '<span class="whole">-p</span>').replace(
+        "zb-v --rank-times",
+        '<span class="whole">zb-v</span> <span class="whole">--rank-times</span>',
+    )
+    assert whole('<pre class="other">zb-v</pre>') == '<pre class="other">zb-v</pre>'
+
+
 def test_every_block_for_a_shell_begins_with_a_known_program(
     parts: dict[str, ModuleType],
 ) -> None:

@@ -1,9 +1,9 @@
-"""The script that writes docs/planner-truth.md, on rows of its own."""
+"""The script that writes docs/planner-truth.md and its data, on rows of its own."""
 
 import csv
-import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from tests.patience import patience
 from tests.planner.rows import ROW
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "planner_truth.py"
+DATA = SCRIPT.with_name("planner_truth")
 PAGE = SCRIPT.parents[1] / "docs" / "planner-truth.md"
 
 
@@ -25,33 +26,53 @@ def test_the_page_is_written_from_rows(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
         writer.writerows(rows)
-    subprocess.run([sys.executable, SCRIPT, path, "-o", out], check=True, timeout=patience(60))
+    data = tmp_path / "data"
+    words = [sys.executable, SCRIPT, path, "-o", out, "--data", data]
+    subprocess.run(words, check=True, timeout=patience(60))
     text = out.read_text()
     assert "| NVIDIA's containers, dense, pipelined | 4 |" in text
     assert "1 of 6 rows are left out" in text
     assert "{{" not in text
+    assert {file.stem for file in data.iterdir()} == {file.stem for file in DATA.glob("*.csv")}
 
 
-def test_the_page_in_the_project_is_whole() -> None:
+def read(name: str) -> list[dict[str, str]]:
+    with (DATA / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_has_the_errors_of_every_kind_and_links_all_rows() -> None:
     text = PAGE.read_text()
     assert "{{" not in text
-    assert "| NVIDIA's containers, dense, pipelined |" in text
+    for row in read("errors"):
+        if row["by"] == "kind":
+            assert f"| {row['group']} | {row['rows']} |" in text
+    for file in DATA.iterdir():
+        assert f"](../benchmarks/planner_truth/{file.name})" in text
 
 
-def test_the_page_has_the_shipped_efficiencies() -> None:
-    text = PAGE.read_text()
-    for item in shipped_factors().table:
-        kind = ", experts" if item.experts else ""
-        assert (
-            f"| {item.gpu} | {item.tp} | {item.precision} | {item.runtime}{kind} |"
-            f" {item.efficiency} | {item.rows} |" in text
-        )
+def test_the_data_have_the_shipped_efficiencies_and_error_bars() -> None:
+    rows = read("efficiencies")
+    found = [(row["gpu"], row["tp"], row["precision"], row["software"], row["efficiency"],
+              row["steps"]) for row in rows]  # fmt: skip
+    assert found == [
+        (item.gpu, str(item.tp), item.precision,
+         item.runtime + (", experts" if item.experts else ""), str(item.efficiency),
+         str(item.rows))
+        for item in shipped_factors().table
+    ]  # fmt: skip
+    shipped = resources.files("debubble.planner.cost") / "published_errors.csv"
+    bars = [[cell if cell != "all" else "" for cell in row.values()] for row in read("error_bars")]
+    assert bars == list(csv.reader(shipped.read_text().splitlines()))[1:]
 
 
-def test_the_page_meets_its_targets() -> None:
+def test_the_errors_meet_their_targets() -> None:
     """Of rows that contributed nothing: median, 90th percentile, and the share inside the bar."""
-    text = PAGE.read_text()
-    table = text[text.index("The release and model left out") :]
+    rows = {
+        row["group"]: row
+        for row in read("errors")
+        if (row["left_out"], row["by"]) == ("release and model", "kind")
+    }
     for kind, middle, ninth in (
         ("NVIDIA's containers, dense, pipelined", 6, 12),
         ("NVIDIA's containers, dense, one stage", 8, 16),
@@ -60,11 +81,9 @@ def test_the_page_meets_its_targets() -> None:
         ("nanotron, MFU from 30 %, one stage", 15, 30),
         ("nanotron, MFU from 30 %, pipelined", 15, 30),
     ):
-        found = re.search(rf"\| {re.escape(kind)} \| \d+ \| (.*?)% \| (.*?)% \|.* (\d+)% \|", table)
-        assert found, kind
-        assert float(found[1]) <= middle
-        assert float(found[2]) <= ninth
-        assert int(found[3]) >= 85
+        assert float(rows[kind]["median"]) <= middle / 100
+        assert float(rows[kind]["ninth"]) <= ninth / 100
+        assert float(rows[kind]["inside"]) >= 0.85
 
 
 def test_nobody_who_is_judged_is_fitted(tmp_path: Path) -> None:

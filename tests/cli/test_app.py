@@ -75,8 +75,10 @@ def test_help_all_has_every_option_in_a_panel(run: Run, name: str) -> None:
     assert len(plain) <= len(whole.out)
 
 
-def test_no_help_says_hold_it_fixed(run: Run) -> None:
-    assert "Hold it" not in "".join(run(name, "--help").out for name in COMMANDS)
+def test_no_help_says_hold_it_fixed_or_has_defaults_in_brackets_of_their_own(run: Run) -> None:
+    helps = "".join(run(name, "--help").out for name in COMMANDS)
+    assert "Hold it" not in helps
+    assert "[default: (" not in helps
 
 
 def examples(run: Run) -> list[list[str]]:

@@ -11,6 +11,7 @@ import pytest
 import debubble as db
 from debubble.cli import doctor
 from tests import packages
+from tests.contracts import follows_its_contract
 
 Run = Callable[..., Any]
 
@@ -46,6 +47,8 @@ def test_it_says_what_works(run: Run, small: None) -> None:
 
 def test_json_has_the_same(run: Run, small: None) -> None:
     found = run("doctor", "--json").data
+    one = {"torch": found["extras"]["torch"]}
+    follows_its_contract("doctor", found | {"extras": one})
     assert found["debubble"] == db.__version__
     assert found["packages"]["numpy"]
     assert found["extras"]["serve"]["works"] is True

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from tests.contracts import follows_its_contract
 from tests.diagnosis.hang.recorded import of_schedule, write
 from tests.diagnosis.hang.recorded import run as execute
 
@@ -44,6 +45,7 @@ def test_a_file_says_all_and_trace_answers_the_same(
 
 def test_data_names_rank_action_and_file(run: Run, dumps: Path) -> None:
     data = run("hang", dumps, "--schedule", "1f1b", "-m", 8, "--json").data
+    follows_its_contract("hang", data)
     hang = data["hang"]
     assert (hang["kind"], hang["rank"], hang["action"]) == ("rank", 2, "2F3")
     assert sorted(hang["waiting"]) == [0, 1, 3]
@@ -75,7 +77,7 @@ def test_what_is_missing_is_asked_for(
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--set", "p2p=0"), ("--fail-if", "bubble>3%"), ("--costs-out", "costs.yaml"),
-     ("--html", "run.html"), ("--order-out", "order.csv"), ("--details", None)],
+     ("--html", "run.html"), ("--schedule-out", "schedule.csv"), ("--details", None)],
 )  # fmt: skip
 def test_trace_refuses_what_dumps_have_no_times_for(
     run: Run, dumps: Path, flag: str, value: str | None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from debubble.interchange.cost_files import load_costs
+from tests.contracts import follows_its_contract
 
 pytest.importorskip("torch", reason="profiles stages with PyTorch; install torch")
 
@@ -52,6 +53,7 @@ def test_json_and_layers_left_out(run: Callable[..., Any], tmp_path: Path) -> No
     result = run("profile", "--model", MODEL, "-p", 2, *words)
     assert result.data["ranks"] == 2
     assert "layers" not in result.data
+    follows_its_contract("profile", result.data | {"layers": {}})
     assert tuple(result.data["times"]["F"]) == load_costs(path).costs.F
 
 

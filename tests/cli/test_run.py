@@ -22,6 +22,7 @@ import pytest
 import debubble as db
 from debubble.interchange.cost_files import load_costs
 from tests import forkserver
+from tests.contracts import follows_its_contract
 from tests.missing import missing
 from tests.patience import patience
 
@@ -39,6 +40,7 @@ def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
     )
     assert (result.code, result.err) == (0, f"wrote {path}\n")
     data = result.data
+    follows_its_contract("run", data)
     assert (data["runtime"], data["model"], data["sleep"]) == ("torch", "gpt-tiny", 0.01)
     verification = data["verification"]
     assert verification["equal"]

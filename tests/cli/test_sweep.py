@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from debubble.sweeps import Results, backends
+from tests.contracts import follows_its_contract
 
 Run = Callable[..., Any]
 Refused = Callable[..., str]
@@ -67,6 +68,7 @@ def test_a_sweep_says_how_large_it_is_and_what_came_out(run: Run, spec: Path) ->
     again = run("sweep", spec, "-o", path, "-j", 1, "--json")
     assert again.err == "simulate: 3 schedule × 3 ranks = 9 points, 9 of them done before\n"
     data = again.data
+    follows_its_contract("sweep", data)
     assert (data["computed"], data["points"], data["failed"]) == (0, 9, 1)
 
 

@@ -96,18 +96,30 @@ def test_the_next_command_is_one_to_type(run: Run, slow: Path) -> None:
     assert "shorter" in result.out
     result = run("trace", slow, "--schedule", "zb-v")
     assert result.out.endswith(
-        f"next: debubble trace {slow} --schedule zb-v --order-out zb-v.csv\n"
+        f"next: debubble trace {slow} --schedule zb-v --schedule-out zb-v.csv\n"
     )
     result = run("trace", slow, "--schedule", "interleaved-1f1b", "-v", "4")
-    assert "--schedule interleaved-1f1b -v 4 --order-out" in result.out
+    assert "--schedule interleaved-1f1b -v 4 --schedule-out" in result.out
 
 
 def test_no_next_command_repeats_the_one_that_wrote_a_schedule(run: Run, tmp_path: Path) -> None:
     words = ("trace", "--example", "--schedule", "zb-v")
-    assert "next: debubble trace --example --schedule zb-v --order-out zb-v.csv" in run(*words).out
-    result = run(*words, "--order-out", tmp_path / "zb-v.csv")
+    assert (
+        "next: debubble trace --example --schedule zb-v --schedule-out zb-v.csv" in run(*words).out
+    )
+    result = run(*words, "--schedule-out", tmp_path / "zb-v.csv")
     assert "next:" not in result.out
     assert "try: debubble check" in result.err
+
+
+def test_the_former_name_of_schedule_out_works_and_says_its_successor(
+    run: Run, tmp_path: Path
+) -> None:
+    for words in (("--order-out", tmp_path / "a.csv"), (f"--order-out={tmp_path / 'b.csv'}",)):
+        result = run("trace", "--example", *words)
+        assert "debubble: --order-out is deprecated; use --schedule-out\n" in result.err
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+    assert "--order-out" not in run("trace", "--help").out
 
 
 def test_a_run_is_predicted_under_names_of_schedules(run: Run, slow: Path) -> None:
@@ -171,10 +183,12 @@ def test_what_if(run: Run, slow: Path) -> None:
 
 def test_an_order_to_run(run: Run, slow: Path, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
-    assert run("trace", slow, "--order-out", path, "--schedule", "zb-h1").err.startswith("wrote ")
+    assert run("trace", slow, "--schedule-out", path, "--schedule", "zb-h1").err.startswith(
+        "wrote "
+    )
     assert db.load(path).rows() == db.make("zb-h1", ranks=4, microbatches=8).rows()
     folder = written(PLANTED["swapped order"](0).made, tmp_path / "traces")
-    assert run("trace", folder, "--order-out", path).code == 0
+    assert run("trace", folder, "--schedule-out", path).code == 0
     assert db.load(path).rows() == db.make("1f1b", ranks=4, microbatches=8).rows()
     assert run("check", path).code == 0
 
@@ -275,7 +289,7 @@ def test_files_are_written_whatever_becomes_of_the_output(
         (["-v", "2"], "-v needs --schedule"),
         (["--costs-out", "x.csv"], "--costs-out 'x.csv': a cost file is written as"),
         (["--html", "x.png"], "--html 'x.png': a page ends in .html"),
-        (["--order-out", "x.txt"], "--order-out 'x.txt': a schedule ends in .csv or .json"),
+        (["--schedule-out", "x.txt"], "--schedule-out 'x.txt': a schedule ends in .csv or .json"),
     ],
 )
 def test_what_is_refused(refused: Run, slow: Path, words: list[str], message: str) -> None:

@@ -78,14 +78,14 @@ def shows_findings(data: Any, text: str, *, page: bool) -> None:
 def test_every_way_to_show_an_answer_has_the_same(asked: str, traces: Path, tmp_path: Path) -> None:
     question, data = (traces, *ASKED[asked]), data_of(asked, traces)
     page, order, costs = (tmp_path / name for name in ("run.html", "order.json", "costs.yaml"))
-    files: tuple[object, ...] = ("--html", page, "--order-out", order)
+    files: tuple[object, ...] = ("--html", page, "--schedule-out", order)
     if "--set" not in ASKED[asked]:
         # Next to other times the measured ones are refused.
         files += ("--costs-out", costs)
     plain = call(*question)
     assert json.loads(call(*question, "--json", *files)) == data
     # The next command to type writes the schedule; where that is done there is none.
-    assert call(*question, *files) == re.sub(r"\nnext: .* --order-out .*\n$", "", plain)
+    assert call(*question, *files) == re.sub(r"\nnext: .* --schedule-out .*\n$", "", plain)
     shows(data, plain)
     if asked == "nothing":
         shows_findings(data, plain, page=False)

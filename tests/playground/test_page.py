@@ -154,6 +154,40 @@ def test_changes_are_undone_and_redone(page):
     settle(page, f"{HOST}.data.runs[0].microbatches === 20")
 
 
+def test_what_was_typed_just_before_an_undo_is_kept(page):
+    settle(page, f"{HOST}.data.runs.length === 4")
+    # All before the server answers the first.
+    page.evaluate(
+        """() => {
+          const field = document.getElementById("microbatches");
+          for (const text of ["12", "16"]) {
+            field.value = text;
+            field.dispatchEvent(new Event("input", { bubbles: true }));
+          }
+          document.getElementById("undo").click();
+        }"""
+    )
+    settle(page, f"{HOST}.data.runs[0].microbatches === 12")
+    page.keyboard.press("Control+Shift+z")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 16")
+    page.click("#undo")
+    page.click("#undo")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 8")
+
+
+def test_the_focus_stays_in_the_list_that_a_schedule_leaves(page):
+    settle(page, f"{HOST}.data.runs.length === 4")
+    focused = []
+    page.get_by_label("Remove zb-h1").focus()
+    for _ in range(4):
+        page.keyboard.press("Enter")
+        focused.append(
+            page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.id")
+        )
+    removed = ["Remove zb-v", "Remove interleaved-1f1b", "Remove 1f1b"]
+    assert focused == [*removed, "Find schedules"]
+
+
 def test_words_are_explained(begun):
     for name in ("ranks p", "iterations", "F", "O pair", "p2p", "transfers", "limit", "recompute",
                  "objective", "published", "group size"):  # fmt: skip
@@ -203,6 +237,13 @@ def test_a_problem_stands_beside_its_field_with_a_value_that_works(page):
     page.locator("[data-field=microbatches] .problem button").click()
     settle(page, f"{HOST}.data.runs.length === 4")
     assert page.locator(".field .problem").count() == 0
+    refused = {"field": "memory", "message": "not within 1"}
+    page.route("**/api/export", lambda route: route.fulfill(status=422, json=refused))
+    for _ in range(2):
+        with page.expect_response("**/api/export"):
+            card(page, "zb-v").get_by_role("button", name="CSV", exact=True).click()
+    settle(page, "document.querySelector('[data-field=memory] .problem')")
+    assert page.locator(".problem").all_inner_texts() == ["not within 1"]
     page.fill("#ranks", "")
     settle(page, "document.querySelector('[data-field=ranks] .problem')")
 

@@ -32,9 +32,9 @@ COMMANDS = {
     "serve": "Try schedules in a browser.",
     "costs": "Check a cost file, start a new one, or list its keys.",
     "plan": "Plan the training of a model on a cluster.",
-    "words": "Explain the words and numbers in outputs.",
+    "words": "Explain the terms and numbers in the output.",
     "sweep": "Repeat a command over a grid of options.",
-    "mcp": "Serve coding agents over the Model Context Protocol.",
+    "mcp": "Serve tools to coding agents over the Model Context Protocol.",
     "doctor": "Report what is installed, what works, and how fast it is.",
 }
 """Commands in the order of the help, each a module of this package, with its line there."""
@@ -128,16 +128,20 @@ def command(
     return single
 
 
-FORMER = {"--normalise": "--normalize"}
+FORMER = {"--normalise": "--normalize", "--order-out": "--schedule-out"}
 """Options by the names that they had, which work until 0.3."""
 
 
 def _current(words: Iterable[str]) -> list[str]:
     """Return the words, with options by the names that they have now."""
-    words = list(words)
-    for word in FORMER.keys() & set(words):
-        typer.echo(f"debubble: {word} is deprecated; use {FORMER[word]}", err=True)
-    return [FORMER.get(word, word) for word in words]
+    found = []
+    for word in words:
+        option, *value = word.split("=", 1)
+        if option in FORMER:
+            typer.echo(f"debubble: {option} is deprecated; use {FORMER[option]}", err=True)
+            word = "=".join([FORMER[option], *value])
+        found.append(word)
+    return found
 
 
 def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:

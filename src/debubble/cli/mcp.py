@@ -60,7 +60,7 @@ WRITES = ("optimize", "export")
 """Commands whose --output may name a new file."""
 
 LEFT_OUT = {
-    "as_json", "bibtex", "costs_out", "order_out", "html", "actions", "from_template", "init",
+    "as_json", "bibtex", "costs_out", "schedule_out", "html", "actions", "from_template", "init",
     "wide", "details", "explain", "titan", "no_cache", "workers",
 }  # fmt: skip
 """Options that write files, or are for people at a terminal."""
@@ -74,7 +74,7 @@ Options are those of the command line; answers are those of --json."""
 
 
 def mcp() -> None:
-    """Serve coding agents over the Model Context Protocol.
+    """Serve tools to coding agents over the Model Context Protocol.
 
     The agent's client starts it, configured with {"command": "debubble", "args": ["mcp"]}. Its
     tools are the commands schedules, simulate, compare, check, optimize, plan, trace, hang, costs

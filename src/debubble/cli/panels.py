@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
 import typer
@@ -47,7 +48,9 @@ class WithPanels(TyperCommand):
                 name = _panel(param)
                 if len(params) <= FEW and name != ARGUMENTS:
                     name = OPTIONS
-                panels.setdefault(name, []).append(param.get_help_record(ctx))
+                flags, text = param.get_help_record(ctx)
+                text = re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text)
+                panels.setdefault(name, []).append((flags, text))
         # Panels have one column of names, so that texts stand below each other.
         width = max(len(name) for rows in panels.values() for name, _ in rows)
         for panel in ORDER:

@@ -51,7 +51,7 @@ def plan(
 
     Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
     split and recompute, within the memory of every GPU. Prints the step time and its causes, why
-    other plans are slower, and the flags of training frameworks. Given options stay fixed.
+    other plans are slower, and the flags of training frameworks. Options that you set stay fixed.
     """
     values = _read({"model": model, **options})
     # Help and refusals start without the search.

@@ -14,6 +14,7 @@ from debubble.cli.app import command
 from debubble.cli.hang import answer_hang
 from debubble.cli.options import AsJson, Setup, Text, switch, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
+from debubble.cli.panels import OUTPUT
 from debubble.core.errors import ParameterError
 from debubble.core.given_layers import make_layers
 from debubble.core.layers import Layers
@@ -44,45 +45,59 @@ def trace(
         Text, typer.Argument(metavar="PATH", help="Folder or file with traces.")
     ] = None,
     example: Annotated[
-        bool, switch("--example", "Read a small trace with a slow stage instead of PATH.")
+        bool, switch("--example", "Read a small trace with a slow stage instead of PATH.", "Traces")
     ] = False,
+    format: Annotated[
+        Text,
+        takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.", panel="Traces"),
+    ] = None,
     changes: Annotated[
         list[str] | None,
-        takes("CHANGE", "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).", "--set"),
+        takes(
+            "CHANGE",
+            "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).",
+            "--set",
+            panel="What if",
+        ),
     ] = None,
-    schedule: Annotated[Text, takes("NAME", "Predict the step time of another schedule.")] = None,
+    schedule: Annotated[
+        Text, takes("NAME", "Predict the step time of another schedule.", panel="What if")
+    ] = None,
     chunks: Annotated[
-        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v")
+        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v", panel="What if")
     ] = None,
     costs: Annotated[
         Text,
-        takes("FILE", "Cost file of a plan, for the layers of --schedule."),
-    ] = None,
-    format: Annotated[
-        Text, takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.")
-    ] = None,
-    costs_out: Annotated[
-        Text, takes("FILE", "Write measured costs for other commands: .yaml, .json.")
-    ] = None,
-    order_out: Annotated[
-        Text,
-        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json."),
-    ] = None,
-    html: Annotated[
-        Text, takes("FILE", "Write a page with the observed and predicted step.")
+        takes("FILE", "Cost file of a plan, for the layers of --schedule.", panel="What if"),
     ] = None,
     fail_if: Annotated[
         list[str] | None,
-        takes("CONDITION", 'Exit with 1 if this is true: "bubble>+3%" (repeatable).'),
+        takes(
+            "CONDITION",
+            'Exit with code 1 if this holds: "bubble>+3%" (repeatable).',
+            panel="Conditions",
+        ),
     ] = None,
     baseline: Annotated[
         Text,
-        takes("FILE", "Earlier --json for conditions with + in --fail-if."),
+        takes(
+            "FILE", "Earlier --json output, for --fail-if conditions with +.", panel="Conditions"
+        ),
     ] = None,
     details: Annotated[
-        bool,
-        typer.Option("--details", help="Show the time of every rank by cause, and the sources."),
+        bool, switch("--details", "Show the time of every rank by cause, and the sources.", OUTPUT)
     ] = False,
+    costs_out: Annotated[
+        Text,
+        takes("FILE", "Write measured costs for other commands: .yaml, .json.", panel=OUTPUT),
+    ] = None,
+    schedule_out: Annotated[
+        Text,
+        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json.", panel=OUTPUT),
+    ] = None,
+    html: Annotated[
+        Text, takes("FILE", "Write a page with the observed and predicted step.", panel=OUTPUT)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out why a run is slower than planned.
@@ -102,10 +117,12 @@ def trace(
         raise ParameterError(
             "--costs-out writes the measured costs, which --set does not change; leave one out"
         )
-    check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
+    check_output(
+        "--schedule-out", schedule_out, (".csv", ".json"), "a schedule ends in .csv or .json"
+    )
     check_output("--costs-out", costs_out, *COST_FILES)
     check_output("--html", html, (".html",), "a page ends in .html")
-    needs = {"--set": changes, "--html": html, "--fail-if": fail_if, "--order-out": order_out,
+    needs = {"--set": changes, "--html": html, "--fail-if": fail_if, "--schedule-out": schedule_out,
              "--details": details or None}  # fmt: skip
     if format is None and are_dumps(path, is_trace):
         needs |= {"--costs": costs, "--costs-out": costs_out}
@@ -129,9 +146,9 @@ def trace(
     data = found.to_dict() if as_json or conditions else {}
     failed = [text for one in conditions if (text := one.failed(data, base))]
     wrote = _write_costs(found.cost_file(), costs_out)
-    if order_out is not None:
-        _order(found, answers).save(order_out)
-        wrote.append(f"wrote {order_out}; try: debubble check {order_out}")
+    if schedule_out is not None:
+        _schedule_of(found, answers).save(schedule_out)
+        wrote.append(f"wrote {schedule_out}; try: debubble check {shlex.quote(schedule_out)}")
     if html is not None:
         # The page is drawn by matplotlib, which takes longer to load than most traces to read.
         from debubble.view.trace_view import trace_page
@@ -143,7 +160,7 @@ def trace(
         print_json(data | more)
     elif answers:
         print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
-        if schedule is not None and order_out is None:
+        if schedule is not None and schedule_out is None:
             print(f"\nnext: {next_command(found, shown, answers)}")
     else:
         style = styled if in_color() else None
@@ -222,7 +239,7 @@ def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
     return [f"wrote {path}; try: debubble compare {names} --costs {shlex.quote(path)}"]
 
 
-def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
+def _schedule_of(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
     """Return the schedule to write: that of the what-if, else what ran.
 
     Where what ran is not quite a registered schedule, it is the registered one.

@@ -79,7 +79,7 @@ def words(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain the words and numbers in outputs."""
+    """Explain the terms and numbers in the output."""
     subjects = glossary()
     found = {
         subject: {

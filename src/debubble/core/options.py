@@ -28,7 +28,7 @@ LARGEST = 1e100
 
 Panel: TypeAlias = Literal[
     "Schedule and sizes", "Training", "Parallelism", "Precision and memory", "Costs", "Memory",
-    "Transfers", "Variation", "Search",
+    "Transfers", "Variation", "Search", "Traces", "What if", "Conditions",
 ]  # fmt: skip
 """The panels that ``--help`` lists options in, in this order."""
 
@@ -273,7 +273,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "sync", Word(SYNCS), "RULE",
-        "Optimizer steps wait: global, local, post-validation.", "Schedule and sizes",
+        "Rule by which optimizer steps wait: global, local, post-validation.", "Schedule and sizes",
         part_of="iterations", in_search=False,
     ),
     OptionSpec(

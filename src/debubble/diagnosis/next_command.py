@@ -17,7 +17,7 @@ def next_command(found: Diagnosis, path: str = RUN, answers: Sequence[WhatIf] = 
     """Return the command that acts on the first finding, or on a what-if.
 
     It replays the run without the finding, if ``--set`` can say that, or tries the fastest other
-    schedule. After a what-if of a schedule, it writes the order to run.
+    schedule. After a what-if of a schedule, it writes the schedule to run.
     """
     words = ["debubble", "trace", path]
     first = found.findings[0] if found.findings else None
@@ -28,9 +28,9 @@ def next_command(found: Diagnosis, path: str = RUN, answers: Sequence[WhatIf] = 
         words += ["--schedule", schedule.name]
         if schedule.name in entries() and find(schedule.name).chunks is None:
             words += ["-v", str(schedule.chunks)]
-        words += ["--order-out", f"{schedule.name}.csv"]
+        words += ["--schedule-out", f"{schedule.name}.csv"]
     elif first is not None and first.cause == "order":
-        words += ["--order-out", "order.csv"]
+        words += ["--schedule-out", "schedule.csv"]
     elif first is not None and first.change:
         words += ["--set", first.change]
     elif found.faster:

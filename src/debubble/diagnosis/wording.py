@@ -275,7 +275,7 @@ _ADVICE: Mapping[str, str | Callable[[CauseInRun], str]] = {
     "memory": _memory,
     "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
     "jitter": _jitter_advice,
-    "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
+    "order": "Run that schedule: debubble trace --schedule-out schedule.csv writes it",
 }
 
 

@@ -140,7 +140,7 @@ STATE = (
                "Type of stored weights: bf16, fp8 or fp4.", "Precision and memory",
                shown="fp8 where Megatron-LM multiplies in 8 bits, else bf16"),
     OptionSpec("offload", Word(OFFLOADS), "WHAT",
-               "optimizer: keep its states on the host; or none.",
+               "optimizer (its states stay on the host) or none.",
                "Precision and memory", default="none"),
     OptionSpec("graph_pools", _POOLS, "SIZE", "Memory of CUDA-graph pools, such as 4GB.",
                "Precision and memory", default=0),
@@ -166,7 +166,8 @@ PLAN_OPTIONS = (
     OptionSpec("why", AnyText(), "KEY=VALUE",
                "Compare with the best plan that has this, such as pp=2.", "Search", repeated=True),
     OptionSpec("top", _SHOWN, "K", "Number of plans to show.", "Search", default=5),
-    OptionSpec("optimize", _SHOWN, "K", "Search faster schedules for the K best plans.", "Search"),
+    OptionSpec("optimize", _SHOWN, "K",
+               "Search for faster schedules of the K best plans.", "Search"),
     OptionSpec("time_limit", Values(_seconds, _seconds), "SECONDS",
                "Time limit of each such search.", "Search"),
 )  # fmt: skip

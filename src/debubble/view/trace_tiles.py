@@ -34,7 +34,7 @@ def tiles(found: Diagnosis) -> tuple[Tile, ...]:
             f"median of {counted(count, 'step')}" if count > 1 else "one step",
         ),
         Tile(
-            "Idle time", rough_percent(found.bubble_ratio).removesuffix(" %"), "%",
+            "Idle time", _percent(found.bubble_ratio), "%",
             f"{planned} by the schedule" if planned else "of all ranks",
         ),
         _largest_loss(found),
@@ -82,7 +82,7 @@ def _fastest_schedule(found: Diagnosis) -> Tile:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return rough_percent(share).removesuffix(" %")
 
 
 _ = html.escape

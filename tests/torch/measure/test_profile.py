@@ -426,7 +426,7 @@ def test_times_that_vary_are_said_to() -> None:
     assert (wild.lower, wild.median, wild.upper, wild.width) == (2, 5, 8, 1.2)
     assert "quartiles" not in measures_table([StageMeasures({"F": calm})])
     assert measures_table([StageMeasures({"F": calm, "B": wild})]).endswith(
-        "quartiles of a time are up to 120% of it apart; measure on an idle machine, or with more "
+        "quartiles of a time are up to 120 % of it apart; measure on an idle machine, or with more "
         "steps"
     )
 

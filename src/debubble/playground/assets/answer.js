@@ -21,17 +21,15 @@ export function clearProblems() {
   $("problems").replaceChildren();
 }
 
-/** Problems stand next to their field; those of no field above the timelines. `use` sets a field. */
+/** Problems stand next to their field, those of no field above the timelines, each once. `use` sets a field. */
 export function showProblems(problems, use) {
-  const rest = [], seen = new Set();
   for (const { field, message, nearest } of problems) {
-    if (seen.has(`${field}|${message}`)) continue;
-    seen.add(`${field}|${message}`);
     const place = field && document.querySelector(`.field[data-field="${CSS.escape(field)}"]`);
-    const text = make("p", { class: "problem" }, message.replaceAll("`", ""));
+    const visible = place?.offsetParent ? place : $("problems"), said = `${field ?? ""}|${message}`;
+    if ([...visible.querySelectorAll(".problem")].some((old) => old.dataset.said === said)) continue;
+    const text = make("p", { class: "problem", "data-said": said }, message.replaceAll("`", ""));
     if (place && nearest != null && $(field)) text.append(make("button", { type: "button", onclick: () => use(field, nearest) }, `use ${nearest}`));
-    const hidden = place && !place.offsetParent;
-    if (place && !hidden) { place.classList.add("wrong"); place.append(text); } else rest.push(text);
+    if (visible === place) place.classList.add("wrong");
+    visible.append(text);
   }
-  $("problems").append(...rest);
 }

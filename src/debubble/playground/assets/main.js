@@ -21,8 +21,9 @@ const BUSY = 400; // milliseconds after which a page says that it computes
 
 let asking = false, again = false, turn = 0;
 
-/** One request at a time, always for the newest state. */
+/** One request at a time, always for the newest state; undo knows every state, also those nobody asked for. */
 function ask() {
+  undo.record(snapshot(), editing());
   if (asking) { again = true; return; }
   asking = true;
   send().finally(() => { asking = false; if (again) { again = false; ask(); } });
@@ -30,7 +31,6 @@ function ask() {
 
 async function send() {
   const mine = ++turn, begin = performance.now();
-  undo.record(snapshot(), editing());
   const late = setTimeout(() => say("Computing…", "busy"), BUSY);
   try {
     const state = request();
@@ -130,6 +130,7 @@ function listenForUndo() {
 function remember() { if (document.body.dataset.tab === "schedules") history.replaceState(null, "", address(timeline.state)); }
 
 async function changedFiles() {
+  undo.record(snapshot());
   picker.show();
   await repack();
   ask();

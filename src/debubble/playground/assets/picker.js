@@ -36,6 +36,13 @@ export class Picker {
     this.changed();
   }
 
+  /** What took the place of a removed schedule has the focus: the next one, the last, or the list to choose from. */
+  #dropped(place) {
+    this.#tell();
+    const left = [...$("chosen").children];
+    (left.length ? left[Math.min(place, left.length - 1)].querySelector("[aria-label^=Remove]") : $("filter")).focus();
+  }
+
   showList() {
     const text = $("filter").value.trim(), found = form.catalogue.filter((entry) => fits(entry, text));
     this.list.show(found.map((entry) => {
@@ -61,7 +68,7 @@ export class Picker {
       form.chosen.splice(index + 1, 0, { name: item.name, chunks: item.chunks, options: { ...item.options } });
       this.#tell();
     } }, "+");
-    const drop = make("button", { type: "button", title: `Remove ${item.name}`, "aria-label": `Remove ${item.name}`, onclick: () => { form.chosen.splice(index, 1); this.#tell(); } }, "×");
+    const drop = make("button", { type: "button", title: `Remove ${item.name}`, "aria-label": `Remove ${item.name}`, onclick: () => { form.chosen.splice(index, 1); this.#dropped(index); } }, "×");
     const head = make("div", { class: "item", title: entry.title }, make("b", {}, item.name), ...(entry.chunks === null || entry.options.length ? [again] : []), drop);
     const fields = entry.options.map((option) => this.#option(item, option));
     if (entry.chunks === null) {
@@ -97,7 +104,7 @@ export class Picker {
   }
 
   #file({ file }, index) {
-    const drop = make("button", { type: "button", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}`, onclick: () => { form.files = form.files.filter((_, k) => k !== index); this.#tell(); } }, "×");
+    const drop = make("button", { type: "button", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}`, onclick: () => { form.files = form.files.filter((_, k) => k !== index); this.#dropped(form.chosen.length + index); } }, "×");
     return make("div", { class: "one" }, make("div", { class: "item", title: file.name }, make("b", {}, file.name), drop));
   }
 }

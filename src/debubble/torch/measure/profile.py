@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.units import rough_percent
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
 from debubble.torch.data.batch import check_loss_value, take_metrics
@@ -213,7 +214,7 @@ def _verdict(times: Mapping[str, Quartiles], flops: Mapping[str, int], fused: st
     if fused:
         return f"I and W do not pay apart: {fused}"
     whole, parts = times["B"].median, times["I"].median + times["W"].median
-    share = f"W is {times['W'].median / parts:.0%} of them" if parts else "nothing to do"
+    share = f"W is {rough_percent(times['W'].median / parts)} of them" if parts else "nothing to do"
     ratio = parts / whole if whole else 1.0
     done = f"I and W do {(flops['I'] + flops['W']) / flops['B']:.2f} of B's FLOPs, and" if (
         flops.get("B")) else "I and W"  # fmt: skip

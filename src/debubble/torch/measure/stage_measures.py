@@ -8,7 +8,7 @@ from statistics import quantiles
 from typing import Any
 
 from debubble.analysis import layout
-from debubble.core.units import amount
+from debubble.core.units import amount, rough_percent
 
 WIDE = 0.25
 """Distance of quartiles, as a share of the median, from which on the table warns."""
@@ -197,8 +197,8 @@ def measures_table(stages: Sequence[StageMeasures]) -> str:
     widest = max(spread.width for stage in stages for spread in stage.times.values())
     if widest > WIDE:
         lines.append(
-            f"quartiles of a time are up to {widest:.0%} of it apart; measure on an idle machine, "
-            "or with more steps"
+            f"quartiles of a time are up to {rough_percent(widest)} of it apart; measure on an idle "
+            "machine, or with more steps"
         )
     return "\n".join(lines)
 
