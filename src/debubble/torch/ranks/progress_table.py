@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -138,8 +138,21 @@ class Watch:
         """Note that this rank waits for all others, before or after a step's actions."""
         self.state = RankState.MEETING
 
-    def enter(self, channel: Any, call: str) -> None:
-        """Begin a call that all ranks make together; those of a run make the same calls."""
+    numbers = 0
+    """Length of the longest row that the ranks sum as they enter a call."""
+
+    def enter(
+        self,
+        channel: Any,
+        call: str,  # noqa: ARG002 - those of a run make the same calls
+        numbers: Sequence[float] = (),
+    ) -> list[float]:
+        """Begin a call that all ranks make together; return the sums of their numbers."""
+        if not numbers:
+            return []
+        self.set_waiting()
+        sums: list[float] = channel.add(numbers)
+        return sums
 
     def keep_messages(self, dumps: Any) -> None:
         """Take the writer of dumps for a hang; a run's supervisor needs none."""

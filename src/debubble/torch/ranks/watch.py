@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 from torch import distributed as dist
@@ -124,17 +125,24 @@ class StoreWatch(Watch):
         finally:
             self.state = RankState.OUTSIDE
 
-    def enter(self, channel: Channel, call: str) -> None:
-        """Wait until all ranks make a call; raise RunError when one makes another call."""
+    def enter(self, channel: Channel, call: str, numbers: Sequence[float] = ()) -> list[float]:
+        """Wait until all ranks make a call, and return the sums of their numbers.
+
+        All calls sum one row of one length: the call's checksum, then the numbers, or as many
+        zeros. Raises RunError when a rank makes another call.
+        """
         self.set_waiting()
-        calls = channel.words(call)
+        own = float(crc32(call.encode()))
+        same, *sums = channel.add([own, *(numbers or [0.0] * self.numbers)])
+        if same != own * channel.size:
+            calls = channel.gather(call)
+            rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
+            raise RunError(
+                f"rank {rank} calls {calls[rank]}() and rank 0 {calls[0]}(); all ranks call the "
+                "methods of a pipeline together"
+            )
         self.state = RankState.RUNNING
-        for rank, other in enumerate(calls):
-            if other != calls[0]:
-                raise RunError(
-                    f"rank {rank} calls {other}() and rank 0 {calls[0]}(); all ranks call the "
-                    "methods of a pipeline together"
-                )
+        return sums
 
     def _fail(self, error: BaseException) -> None:
         lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
