@@ -163,8 +163,8 @@ class MicrobatchInputs:
         row = self.watch.enter(self.ranks.channel, call, row)
         if row[-2] != factor * self.ranks.size:
             raise ParameterError(
-                f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
-                "GradScaler on all ranks, and load the same state"
+                f"{self.ranks.names[rank]} scales losses by {factor:g}, and others by another "
+                "number; make a GradScaler on all ranks, and load the same state"
             )
         counts, inputs = row[units : 2 * units], row[2 * units : -REST]
         if not any(counts) and (self.scale != "tokens" or not row[-3]):

@@ -172,6 +172,8 @@ class Ranks:
     """Limit of a wait for another rank."""
     store: Any
     """Store of these ranks alone."""
+    names: tuple[str, ...]
+    """Names of the ranks in messages, by which a user finds their processes."""
 
     def place(self) -> dict[str, Any]:
         """Return this rank's host, global rank, backend and device, as a trace has them."""
@@ -183,8 +185,11 @@ class Ranks:
         }
 
     @classmethod
-    def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
-        """Return the ranks of a process group; None is the world's."""
+    def of(cls, group: Any, device: Any, timeout: float, place: str = "") -> Ranks:
+        """Return the ranks of a process group; None is the world's.
+
+        The `place` is that of this process in other groups; a mesh shows it.
+        """
         if not dist.is_initialized():
             raise ParameterError(
                 "there is no process group; call torch.distributed.init_process_group() before, "
@@ -193,6 +198,7 @@ class Ranks:
         if not isinstance(timeout, int | float) or not timeout > 0:
             raise ParameterError(f"timeout is {timeout!r}; give a positive number of seconds")
         if isinstance(group, DeviceMesh):
+            place = place or _place_in(group)
             group = group.get_group()
         group = dist.group.WORLD if group is None else group
         if not isinstance(group, dist.ProcessGroup):
@@ -215,7 +221,9 @@ class Ranks:
             # The first call makes the group's communicator, which takes all ranks; transfers of
             # some of them would wait for others that wait for them.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
-        return cls(rank, size, group, channel, device, wire, batched, limit, store)
+        about = (dist.get_rank(), socket.gethostname(), place)
+        names = name_ranks(channel.gather(about), dist.get_world_size())
+        return cls(rank, size, group, channel, device, wire, batched, limit, store, names)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """Return the rows of some ranks, in the order of `ranks`; `row` is this rank's."""
@@ -280,6 +288,31 @@ class Ranks:
                 self.channel.receive(norm, self.rank - 1, Tag.STEPS)
             if self.rank < self.size - 1:
                 self.channel.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
+
+
+def name_ranks(found: Sequence[tuple[int, str, str]], world: int) -> tuple[str, ...]:
+    """Return names of a pipeline's ranks, given global rank, host and place of each.
+
+    In a pipeline of all processes of one host the rank is enough.
+    """
+    hosts = len({host for _, host, _ in found}) > 1
+    names = []
+    for rank, (process, host, place) in enumerate(found):
+        parts = [f"global rank {process}"] if len(found) < world or process != rank else []
+        parts += [place] if place else []
+        parts += [f"on {host}"] if hosts else []
+        names.append(f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}")
+    return tuple(names)
+
+
+def _place_in(mesh: DeviceMesh) -> str:
+    """Return this process's coordinates in the mesh that one was taken out of: ``dp 0, tp 1``."""
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    names, own = whole.mesh_dim_names or (), mesh.mesh_dim_names or ()
+    at = whole.get_coordinate() or ()
+    return ", ".join(
+        f"{name} {number}" for name, number in zip(names, at, strict=False) if name not in own
+    )
 
 
 def uses_nccl(group: Any) -> bool:

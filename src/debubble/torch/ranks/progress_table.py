@@ -58,6 +58,8 @@ class ProgressTable:
             self.rows: NDArray[np.int64] = np.asarray(np.memmap(path, np.int64, mode, shape=shape))
         else:
             self.rows = np.zeros(shape, np.int64)
+        self.names: Sequence[str] = [f"rank {rank}" for rank in range(ranks)]
+        """Names of the ranks in messages."""
 
     def __reduce__(self) -> Any:
         return ProgressTable, (len(self.rows), self._path)
@@ -92,12 +94,12 @@ class ProgressTable:
         for rank, row in enumerate(self.rows.tolist()):
             state = row[self.STATE]
             if state == RankState.DONE:
-                parts.append(f"rank {rank} is done")
+                parts.append(f"{self.names[rank]} is done")
             elif rank != without and row[self.MOVES]:
                 outside = state == RankState.OUTSIDE
                 verb = "waits at" if state in WAITS else "is at"
                 where = "is in no step" if outside else f"{verb} {self.place(rank, text)}"
-                parts.append(f"rank {rank} {where}")
+                parts.append(f"{self.names[rank]} {where}")
         more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
         return "; ".join(parts[:SHOWN] + more)
 
