@@ -17,6 +17,7 @@ model, and their gradients have the same names.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 import sys
@@ -106,6 +107,25 @@ def _stand_in_for_more() -> None:
     moe: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
     if not hasattr(moe, "te_general_gemm"):
         moe.te_general_gemm = None
+    _stand_in_for_norm(importlib.import_module("megatron.core.transformer.torch_norm"))
+
+
+def _stand_in_for_norm(module: Any) -> None:
+    """PyTorch's norm under sequence parallelism, which Megatron leaves to Apex's and TE's.
+
+    As there, its weights are marked, so that their gradients are summed over tensor ranks.
+    """
+    own = module.WrappedTorchNorm.__new__
+
+    def make(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        norm = own(cls, plain, *args, **kwargs)
+        for weight in norm.parameters():
+            weight.sequence_parallel = config.sequence_parallel
+        return norm
+
+    module.WrappedTorchNorm.__new__ = make
 
 
 class Stream:
@@ -128,6 +148,8 @@ class Job:
     chunks: int = 1
     microbatches: int = 4
     replicas: int = 1
+    tensor: int = 1
+    """Tensor-parallel ranks."""
     experts: int = 0
     tied: bool = False
     mtp: int = 0
@@ -148,7 +170,7 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        return dist.get_world_size() // self.replicas
+        return dist.get_world_size() // self.replicas // self.tensor
 
 
 @dataclass(frozen=True)
@@ -198,6 +220,7 @@ class Training:
 
         self.rank = parallel_state.get_pipeline_model_parallel_rank()
         self.replica = parallel_state.get_data_parallel_rank()
+        self.shard = parallel_state.get_tensor_model_parallel_rank()
         self.names: list[dict[str, str]] = []
         self.chunks = [self._chunk(chunk) for chunk in range(job.chunks)]
         self.optimizer = _connect(self.config, self.chunks, job) if job.ddp is not None else None
@@ -213,7 +236,8 @@ class Training:
         names = {name: whole_name(name, model) for name, _ in model.named_parameters()}
         if job.drawn:
             for name, weight in model.named_parameters():
-                draw(weight, names[name], job.tied)
+                shard = self.shard if getattr(weight, "tensor_model_parallel", False) else 0
+                draw(weight, names[name], job.tied, shard)
         self.names.append(names)
         if job.ddp is None:
             return model
@@ -284,7 +308,8 @@ class Training:
             for name, weight in _plain(chunk).named_parameters():
                 found = of_weight(weight)
                 # Arrays are read back in a fifth of the time that tensors take.
-                mine[names[name]] = None if found is None else found.detach().numpy()
+                part = f"/{self.shard}" if self.job.tensor > 1 else ""
+                mine[names[name] + part] = None if found is None else found.detach().numpy()
         both: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(both, (self.replica, mine))
         return {
@@ -310,13 +335,13 @@ def whole_name(name: str, chunk: Any) -> str:
     )  # fmt: skip
 
 
-def draw(weight: Tensor, name: str, tied: bool) -> None:
-    """Fill a weight with numbers that its name alone decides."""
+def draw(weight: Tensor, name: str, tied: bool, shard: int = 0) -> None:
+    """Fill a weight with numbers that its name and shard alone decide."""
     if "word_embeddings" in name or (tied and name == "output_layer.weight"):
         name = "word_embeddings"
     if "position_embeddings" in name:
         name = "position_embeddings"
-    numbers = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    numbers = torch.Generator().manual_seed(zlib.crc32(name.encode()) + shard)
     wide = 0.1 if weight.ndim > 1 else 0.05
     middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
     with torch.no_grad():
@@ -367,7 +392,8 @@ def _config(job: Job) -> Any:
         "bias_activation_fusion": False, "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False, "persist_layer_norm": False,
         "use_cpu_initialization": True, "perform_initialization": not job.drawn,
-        "pipeline_model_parallel_size": job.ranks, "batch_p2p_comm": False,
+        "tensor_model_parallel_size": job.tensor, "batch_p2p_comm": False,
+        "pipeline_model_parallel_size": job.ranks,
         "deallocate_pipeline_outputs": True, "add_bias_linear": not job.experts,
         "calculate_per_token_loss": job.per_token, "variable_seq_lengths": bool(job.lengths),
         "moe_token_dispatcher_type": "alltoall" if job.lengths else "allgather",
@@ -397,7 +423,8 @@ def _start_parallel(job: Job) -> None:
     from megatron.core.tensor_parallel import random
 
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(1, job.ranks, job.chunks if job.chunks > 1 else None)
+    chunks = job.chunks if job.chunks > 1 else None
+    parallel_state.initialize_model_parallel(job.tensor, job.ranks, chunks)
     random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -144,6 +145,13 @@ def with_delayed_layers(found: list[Delayed], training: gpt.Training) -> None:
         for layer in chunk.decoder.layers:
             layer.mlp.linear_fc1 = Delayed(layer.mlp.linear_fc1)
             found.append(layer.mlp.linear_fc1)
+
+
+def with_hooks(training: gpt.Training) -> None:
+    """Halve the gradients of all weights."""
+    for chunk in training.chunks:
+        for weight in chunk.parameters():
+            weight.register_hook(lambda slope: slope / 2)
 
 
 def in_another_sequence() -> db.Schedule:
@@ -312,8 +320,34 @@ def test_so_it_is_on_other_releases(folder: Path, version: str) -> None:
         with gpt.megatron(wheel):
             found["experts"] = compared(gpt.Job(chunks=2, experts=4), INTERLEAVED[2:])
             job = gpt.Job(ddp=OVERLAPPED, optimizer=True, tied=True)
-            found["optimizer"] = compared(job, SPLIT)
+            found["optimizer"] = compared(job, SPLIT, both=with_hooks)
         return found
 
     for found in in_ranks(2, work):
         assert differing(found) == {}
+
+
+@pytest.mark.parametrize("version", [MAIN, *OTHERS])
+def test_tensor_and_sequence_parallel_ranks(folder: Path, version: str) -> None:
+    """Two pipelines of two ranks; what is not split is said once, with the reason and a way out."""
+    wheel = gpt.fetch(folder, version)
+
+    def work(rank: int) -> tuple[tuple[float, str], list[str]]:
+        import debubble.megatron as dm
+
+        said = list[str]()
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore
+        logging.getLogger("debubble").addHandler(handler)
+        job = gpt.Job(tensor=2, chunks=2, ddp={}, more={"sequence_parallel": True})
+        wanted = gpt.Training(job).step()
+        dm.install("dualpipe-v")
+        return gpt.apart(gpt.Training(job).step(), wanted), said
+
+    for apart, said in gpt.in_ranks_of(wheel, 4, work):
+        assert apart == (0.0, "")
+        assert [words.partition(":")[0] for words in said] == [
+            "I does whole backwards on this rank, and W nothing"
+        ]
+        assert "LinearWithGradAccumulationAndAsyncCommunication computes with its w" in said[0]
+        assert said[0].endswith("with delay_wgrad_compute leave weight gradients to W")

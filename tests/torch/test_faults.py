@@ -132,6 +132,44 @@ def test_a_rank_that_hangs() -> None:
         assert f"nothing has moved for {SHORT} s: rank 1 hangs at action" in other, other
 
 
+class MeetsPeers(nn.Module):
+    """Sums over the ranks that share a stage, as tensor parallelism does; fails on one of them."""
+
+    def __init__(self, peers: Any, fails: bool) -> None:
+        super().__init__()
+        self.layer, self.peers, self.fails = mlp(1)[0], peers, fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise ValueError("my shard is broken")
+        dist.all_reduce(x.detach().clone(), group=self.peers)
+        found: Tensor = self.layer(x)
+        return found
+
+
+def test_a_process_of_one_of_several_pipelines_is_named_so_that_it_is_found() -> None:
+    def work(rank: int) -> None:
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+        stage = MeetsPeers(mesh["tp"].get_group(), fails=rank == 2)
+        pipe = dt.Pipeline(
+            "1f1b", {rank // 2: stage}, functional.mse_loss, microbatches=M, group=mesh["pp"],
+            timeout=patience(20),
+        )  # fmt: skip
+        x, y = vectors(M, 0)
+        pipe.step(x, target=y)
+
+    first, peer, failed, waits = in_ranks(4, work, fails=True)
+    name = "rank 1 (global rank 2, tp 0)"
+    assert failed.startswith("ValueError: my shard is broken")
+    assert f"debubble: {name} was at action " in failed
+    cause = f"{name} failed: ValueError: my shard is broken (test_faults.py, line "
+    assert first.startswith(f"RunError: {cause}")
+    before = f"\nbefore that, in another pipeline of the job: {cause}"
+    assert peer.startswith("RunError: rank 1 (global rank 3, tp 1) failed: RuntimeError: ")
+    assert before in peer
+    assert waits.startswith("RuntimeError: ")
+
+
 def test_a_rank_that_does_not_come() -> None:
     def work(rank: int) -> None:
         pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=SHORT)

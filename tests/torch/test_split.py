@@ -198,19 +198,33 @@ def test_what_is_no_cut(cut: Any, message: str) -> None:
         split(built("llama"), cut)
 
 
-@pytest.mark.parametrize(("kind", "sizes", "reason"), [
-    ("opt", {"ffn_dim": 8, "word_embed_proj_dim": 8},
-     r"it has no list of layers at model.layers or model.h or model.blocks; write its stages as"),
-    ("falcon", {"new_decoder_architecture": False},
-     r"its stages could not be run by themselves \(ValueError: .*\); write its stages as modules"),
+class SharedBlock(transformers.LlamaModel):
+    """Runs one of its parts after every layer, which no stage alone has."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **_: Any) -> Any:
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        for layer in self.layers:
+            x = self.norm(layer(x))
+        return transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=x)
+
+
+class OnlyWhole(transformers.LlamaModel):
+    """Reads the weights of its layers itself."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        assert self.layers[0].mlp.up_proj.weight is not None
+        return super().forward(input_ids, **kwargs)
+
+
+@pytest.mark.parametrize(("body", "reason"), [
+    (SharedBlock, "in its model norm runs between its layers; write its stages as modules, and"),
+    (OnlyWhole, r"its model does not run without its layers \(AttributeError: .*mlp'\); write its"),
 ])  # fmt: skip
-def test_a_model_that_cannot_be_cut_has_a_reason_and_a_way_out(
-    kind: str, sizes: dict[str, Any], reason: str
-) -> None:
-    small = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 16}
-    config = transformers.AutoConfig.for_model(kind, **small, **sizes)
-    with pytest.raises(ParameterError, match=f"type '{kind}' cannot be cut: {reason}"):
-        split(transformers.AutoModelForCausalLM.from_config(config), 2)
+def test_a_model_that_cannot_be_cut_has_a_reason_and_a_way_out(body: Any, reason: str) -> None:
+    model = built("llama")
+    model.model.__class__ = body
+    with pytest.raises(ParameterError, match=f"type 'llama' cannot be cut: {reason}"):
+        split(model, 2)
 
 
 def test_models_that_are_not_known_are_refused() -> None:
@@ -232,6 +246,14 @@ OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["cohere2", "exaone4", "gemma2", "gemma3_text", "granite"], DENSE),
     **dict.fromkeys(["olmo3", "phi3", "seed_oss", "starcoder2", "stablelm"], DENSE),
     "gpt_neox": {},
+    "phi": {},
+    "bloom": {"n_layer": LAYERS, "n_head": 4},
+    "falcon": {},
+    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16},
+    "llama4_text": {
+        "head_dim": 8, "intermediate_size_mlp": 32, "num_local_experts": 4,
+        "attention_chunk_size": 4, "interleave_moe_layer_step": 2, "pad_token_id": 0,
+    },
     "gpt_oss": MOE | {"head_dim": 8, "rope_parameters": ROPE},
     "glm4_moe": MOE | {"head_dim": 8},
     "minimax_m2": MOE | {"head_dim": 8},
@@ -264,6 +286,25 @@ def test_other_decoders_are_cut_where_that_changes_no_bit(kind: str) -> None:
     found.square().mean().backward()
     for name, gradient in gradients(model, some=True).items():
         assert torch.equal(gradient, of_model[name]), name
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [
+    ("opt", {"ffn_dim": 32, "word_embed_proj_dim": 8, "do_layer_norm_before": False}),
+    ("falcon", {"alibi": True, "new_decoder_architecture": False}),
+    ("bloom", {"n_layer": LAYERS, "n_head": 4, "hidden_dropout": 0.5}),
+    ("phi", {"embd_pdrop": 0.5}),
+])  # fmt: skip
+def test_dropout_before_the_layers_and_parts_after_them_are_on_one_stage(
+    kind: str, sizes: dict[str, Any]
+) -> None:
+    config = transformers.AutoConfig.for_model(kind, **LLAMA | sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    stages, x = split(model, [1, 2, 1]), tokens()
+    torch.manual_seed(3)
+    wanted = model(x, use_cache=False).logits
+    torch.manual_seed(3)
+    assert torch.equal(composed(stages, x), wanted)
 
 
 class ScaledBody(transformers.LlamaModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -28,11 +29,15 @@ from debubble.torch.data.batch import StepData
 from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.wire import Wire
-from debubble.torch.models.find_stages import split_warner
 from debubble.torch.ranks.message_log import HangDumps
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.watch import StoreWatch, on_all_ranks, rendezvous
 from debubble.torch.setup import compare_schedules
+
+log = logging.getLogger(__name__)
+
+LAYERS = "Transformer Engine's layers with delay_wgrad_compute leave weight gradients to W"
+"""Advice where backwards are not split."""
 
 KEPT = 16
 """Most engines that are kept for a model."""
@@ -41,9 +46,9 @@ KEPT = 16
 class PipelineLink:
     """The ranks of one pipeline group, and the watch over them."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
+    def __init__(self, groups: Any, timeout: float) -> None:
         with rendezvous(timeout):
-            self.ranks = Ranks.of(group, None, timeout)
+            self.ranks = Ranks.of(groups.pp, None, timeout, place_in(groups))
         self.watch = StoreWatch.of(
             self.ranks, lambda *_: "the start of the step",
             lambda group: self.ranks.abort(group=group),
@@ -70,7 +75,7 @@ class ForwardBackward:
         """Run a step; return what Megatron stores of every loss, on the ranks that report it."""
         call = self.megatron.call(given)
         groups = self.megatron.groups_of(call)
-        link = self._link(groups.pp)
+        link = self._link(groups)
         chunks = call.chunks
         key = (id(link), *map(id, chunks))
         if key not in self._models:
@@ -81,10 +86,10 @@ class ForwardBackward:
             weakref.finalize(chunks[0], self._models.pop, key, None)
         return self._models[key].run(call, groups)
 
-    def _link(self, group: Any) -> PipelineLink:
-        key = tuple(dist.get_process_group_ranks(group))
+    def _link(self, groups: Any) -> PipelineLink:
+        key = tuple(dist.get_process_group_ranks(groups.pp))
         if key not in self._links:
-            self._links[key] = PipelineLink(group, self._timeout)
+            self._links[key] = PipelineLink(groups, self._timeout)
         return self._links[key]
 
 
@@ -105,8 +110,15 @@ class ModelChunks:
         self._engines: dict[tuple[int, bool], OwnEngine] = {}
         self._shapes: dict[tuple[Any, ...], int] = {}
         """Numbers of the sizes of a batch; outputs of stages have one form for each."""
-        self._warn = split_warner("auto")
+        self._said: set[str] = set()
+        """Reasons why backwards are not split that were logged."""
         self._step: MegatronStep | None = None
+
+    def _warn(self, _: int, why: str) -> None:
+        """Say once for all stages of this rank why their backwards are not split."""
+        if why not in self._said:
+            self._said.add(why)
+            log.warning("I does whole backwards on this rank, and W nothing: %s; %s", why, LAYERS)
 
     def run(self, call: MegatronCall, groups: Any) -> list[Any]:
         """Run a step as Megatron's own functions do."""
@@ -239,6 +251,13 @@ class ModelChunks:
             number, *given, **options, chunk=chunk, current=self._current, actions=actions,
             delays=ways[chunk].delays,
         )  # fmt: skip
+
+
+def place_in(groups: Any) -> str:
+    """Return this process's ranks in Megatron's other groups, for messages: ``tp 1, cp 0``."""
+    others = {name: getattr(groups, name, None) for name in ("tp", "cp", "dp")}
+    found = {name: group for name, group in others.items() if group is not None}
+    return ", ".join(f"{name} {group.rank()}" for name, group in found.items() if group.size() > 1)
 
 
 def _forwards_of(engine: OwnEngine) -> list[list[int]]:

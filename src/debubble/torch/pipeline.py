@@ -14,7 +14,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name
 from debubble.torch.autograd.gradients import Gradients, TiedWeights, find_shared_weights
-from debubble.torch.data.batch import Loss, append_results, apply_weights, join_outputs, sum_losses
+from debubble.torch.data.batch import Loss, append_results, join_outputs, sum_losses
 from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
@@ -201,7 +201,6 @@ class Pipeline(Measured):
         with self._watch.step():
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
-            self._watch.enter(self._ranks.channel, "step")
             wants = {"outputs": return_outputs, "metrics": metrics is not None}
             self._loss.take(loss_kwargs, wants, self._shard is not None)
             parts = (arg_mbs, kwarg_mbs, target_mbs)
@@ -213,7 +212,7 @@ class Pipeline(Measured):
             self._gradients.finish()
             append_results(losses, found, batch.targets)
             append_results(metrics, batch.metrics or {}, batch.targets)
-            loss = self._mean(apply_weights(found, batch.weights))
+            loss = self._mean(found, batch.weights)
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
@@ -241,7 +240,6 @@ class Pipeline(Measured):
             outputs of the last stage in one batch, on its rank; None on others.
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
-            self._watch.enter(self._ranks.channel, "eval")
             wants = {"metrics": metrics is not None}
             self._loss.take(loss_kwargs, wants, self._shard is not None)
             parts = (arg_mbs, kwarg_mbs, target_mbs)
@@ -250,7 +248,7 @@ class Pipeline(Measured):
             found, outputs = self._engine.forward(batch, return_outputs)
             append_results(losses, found, batch.targets)
             append_results(metrics, batch.metrics or {}, batch.targets)
-            loss = self._mean(apply_weights(found, batch.weights))
+            loss = self._mean(found, batch.weights)
         return (loss, self._joined(outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
@@ -377,7 +375,7 @@ class Pipeline(Measured):
         self._warn_once(stage, why)
 
     def _make_engine(self) -> OwnEngine | PyTorchEngine:
-        self._inputs.schedule = self.schedule
+        self._inputs.follow(self.schedule)
         fuses = on_all_ranks(
             self._ranks, lambda: find_fused(self._modules, self.schedule, self._split, self._warn)
         )
@@ -404,6 +402,7 @@ class Pipeline(Measured):
     def _joined(self, outputs: Mapping[int, Any]) -> Any:
         return join_outputs(outputs, self.schedule.slices)
 
-    def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
+    def _mean(self, losses: Mapping[int, Tensor], weights: Sequence[float]) -> Tensor:
         self._watch.set_waiting()
-        return sum_losses(losses, self._ranks) * self._inputs.times / self.schedule.iterations
+        times = self._inputs.times / self.schedule.iterations
+        return sum_losses(losses, weights, times, self._ranks)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
 
+import pytest
+import torch
+from torch.nn import functional
+
+import debubble.torch as dt
 from debubble.torch.ranks import process_group as team
 from tests.missing import missing
+from tests.torch.loop import mlp, vectors
+from tests.torch.world import in_ranks
 
 
 def test_no_thread_of_a_link_outlives_the_interpreter(monkeypatch: Any) -> None:
@@ -20,7 +28,45 @@ def test_no_thread_of_a_link_outlives_the_interpreter(monkeypatch: Any) -> None:
     monkeypatch.setattr(team, "_CHANNELS", WeakSet())
     before = set(os.listdir("/proc/self/task"))
     link = team.Channel(HashStore(), 0, 1, timedelta(seconds=10))
-    assert link.words("step") == ["step"]
+    assert link.gather("step") == ["step"]
     assert set(os.listdir("/proc/self/task")) - before
     team._end_channels()
     assert not set(os.listdir("/proc/self/task")) - before
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_sums_have_equal_bits_on_all_ranks(size: int) -> None:
+    """A tree adds in one sequence, whichever rank asks."""
+    from torch.distributed import HashStore
+
+    store, limit = HashStore(), timedelta(seconds=60)
+    numbers = [0.1 * 3**rank for rank in range(size)]
+
+    def work(rank: int) -> tuple[list[float], float]:
+        link = team.Channel(store, rank, size, limit)
+        found = link.add([numbers[rank], 1.0])
+        largest = link.sum(torch.tensor(numbers[rank]), largest=True)
+        link.sum(torch.zeros(1))  # all have their messages before a connection closes
+        return found, float(largest)
+
+    with ThreadPoolExecutor(size) as threads:
+        first, *others = threads.map(work, range(size))
+    assert all(other == first for other in others)
+    assert first == (pytest.approx([sum(numbers), size]), pytest.approx(max(numbers)))
+
+
+def test_a_step_exchanges_two_rows_of_numbers() -> None:
+    """One as it begins, one for the loss: PyTorch's schedules need none, so each is overhead."""
+
+    def work(rank: int) -> list[str]:
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=4)
+        calls: list[str] = []
+        for name in ("sum", "gather"):
+            own = getattr(team.Channel, name)
+            setattr(team.Channel, name, lambda *args, name=name, own=own, **how: (
+                calls.append(name), own(*args, **how))[1])  # fmt: skip
+        x, y = vectors(4, 0)
+        pipe.step(x, target=y)
+        return calls
+
+    assert in_ranks(2, work) == [["sum", "sum"]] * 2

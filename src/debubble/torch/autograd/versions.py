@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from debubble.core.errors import ParameterError
+
 
 class Versions:
     """The newest versions of a module's weights, each with its own gradients.
@@ -50,6 +52,15 @@ class Versions:
         wanted = max(self._begin + iteration - self._kept + 1, min(self._copies))
         number = min(wanted, self._count)
         found = self._copies[number]
+        for name, weight in self._module.named_parameters():
+            if weight._post_accumulate_grad_hooks:
+                raise ParameterError(
+                    f"{name} has a hook for after its gradient is added, and the schedule keeps "
+                    "older versions of it, whose gradients are added at the end of a step; use "
+                    "register_hook(), or a schedule with one version"
+                )
+            if weight._backward_hooks:
+                found[name]._backward_hooks = weight._backward_hooks
         self._used[number] = found
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -204,14 +205,25 @@ def append_results(
         results.extend(found[unit] for unit in sorted(found) if unit in targets)
 
 
-def sum_losses(losses: Mapping[int, Tensor], ranks: Ranks) -> Tensor:
-    """Return the sum of weighted losses over all ranks; NaN without any."""
-    total = torch.zeros(2, dtype=torch.float64, device=ranks.wire)
-    if losses:
-        total[0] = torch.stack(list(losses.values())).to(total).sum()
-        total[1] = len(losses)
-    ranks.total(total)
-    return (total[0] / (total[1] > 0)).to(ranks.device)
+def sum_losses(
+    losses: Mapping[int, Tensor], weights: Sequence[float], times: float, ranks: Ranks
+) -> Tensor:
+    """Return `times` the sum of weighted losses over all ranks; NaN without any."""
+    if ranks.batched:
+        total = torch.zeros(2, dtype=torch.float64, device=ranks.wire)
+        counted = apply_weights(losses, weights)
+        if counted:
+            total[0] = torch.stack(list(counted.values())).to(total).sum()
+            total[1] = len(counted)
+        ranks.total(total)
+        return total[0] / (total[1] > 0) * times
+    # On a host numbers cost less than tensors of one number.
+    units = [unit for unit in losses if weights[unit]]
+    values = torch.stack([losses[unit] for unit in units]).tolist() if units else []
+    own = sum(value * weights[unit] for unit, value in zip(units, values, strict=True))
+    found, count = ranks.channel.add([own, len(units)])
+    mean = found * times if count else math.nan
+    return torch.tensor(mean, dtype=torch.float64, device=ranks.device)
 
 
 _ADDED: ContextVar[list[Tensor] | None] = ContextVar("added losses", default=None)

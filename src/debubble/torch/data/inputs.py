@@ -34,6 +34,9 @@ from debubble.torch.ranks.progress_table import Watch
 
 log = logging.getLogger("debubble")
 
+REST = 4
+"""Numbers of a step that are not of one unit."""
+
 LOOKS = 8
 """Steps in which padding is looked for on a GPU: to count there is to wait for it."""
 
@@ -49,7 +52,7 @@ class MicrobatchInputs:
     scale: str
     """Loss whose gradients are computed: ``"mean"``, ``"sum"`` or ``"tokens"``."""
     schedule: Schedule = field(init=False)
-    """The schedule that is run."""
+    """The schedule that is run, see :meth:`follow`."""
     scaler: torch.amp.GradScaler | None = None
     """Scaler of the loss, see :class:`debubble.torch.GradScaler`."""
     _looks: int = 0
@@ -59,6 +62,11 @@ class MicrobatchInputs:
     _trains: tuple[bool, ...] = ()
     """Stages that trained in the last step."""
 
+    def follow(self, schedule: Schedule) -> None:
+        """Make the data of a schedule from now on."""
+        self.schedule = schedule
+        self.watch.numbers = 3 * schedule.units + REST
+
     def step_data(
         self,
         args: tuple[Any, ...],
@@ -67,7 +75,7 @@ class MicrobatchInputs:
         microbatches: tuple[Any, Any, Any],
         trains: bool,
     ) -> StepData:
-        """Return the data of a step, see :meth:`debubble.torch.Pipeline.step`, on all ranks.
+        """Enter a step and return its data, see :meth:`debubble.torch.Pipeline.step`, on all ranks.
 
         The `microbatches` are ``arg_mbs``, ``kwarg_mbs`` and ``target_mbs``, or None for each.
         Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
@@ -116,17 +124,22 @@ class MicrobatchInputs:
     ) -> tuple[StepData, bool]:
         """Return the data with what all ranks know of it, and if there are targets.
 
-        All ranks sum one row of numbers. Its parts, by unit: signatures, counts by targets, counts
-        by inputs; then the mean of a replica's tokens, if there are targets, the scale of the
-        loss, and if a stage begins or ceases to train, which changes the forms of outputs.
+        All ranks sum one row of numbers as they enter the step. Its parts, by unit: signatures,
+        counts by targets, counts by inputs; then the mean of a replica's tokens, if there are
+        targets, the scale of the loss, and if a stage begins or ceases to train, which changes the
+        forms of outputs.
         """
         schedule, units = self.schedule, self.schedule.units
         table, rank, last = schedule.placement.table, self.ranks.rank, schedule.stages - 1
         copies = [0] * units
         if len(table) > 1:
             copies = schedule.copies_of(np.arange(units)).tolist()
+        call = "step" if trains else "eval"
+        if trains and self.scale == "tokens":
+            # The last rank is about to wait for its replicas, which other calls never meet.
+            self.watch.enter(self.ranks.channel, call)
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        row = [0.0] * (3 * units + 4)
+        row = [0.0] * self.watch.numbers
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
@@ -147,14 +160,13 @@ class MicrobatchInputs:
             ),
         )
         row[-1] = float(bool(trained) and trained != self._trains)
-        self.watch.set_waiting()
-        row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+        row = self.watch.enter(self.ranks.channel, call, row)
         if row[-2] != factor * self.ranks.size:
             raise ParameterError(
-                f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
-                "GradScaler on all ranks, and load the same state"
+                f"{self.ranks.names[rank]} scales losses by {factor:g}, and others by another "
+                "number; make a GradScaler on all ranks, and load the same state"
             )
-        counts, inputs = row[units : 2 * units], row[2 * units : -4]
+        counts, inputs = row[units : 2 * units], row[2 * units : -REST]
         if not any(counts) and (self.scale != "tokens" or not row[-3]):
             # There are no targets, or none with rows.
             counts = inputs if self.scale == "mean" and all(inputs) else [1.0] * units

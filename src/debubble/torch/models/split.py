@@ -24,26 +24,14 @@ from debubble.torch.models.family import (
     COMPARED,
     NAMES,
     ON_EVERY_STAGE,
+    Absent,
+    AddsNothing,
     Family,
     find_family,
     kind_of,
+    shell_of,
+    shell_with,
 )
-
-
-class Absent(nn.Module):
-    """Placeholder for a module of another stage."""
-
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """Return the first argument."""
-        return x
-
-
-class NoPositions(nn.Module):
-    """Placeholder for position embeddings, which only the first stage adds."""
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """Return zero."""
-        return position_ids.new_zeros(())
 
 
 def find_layers(stage: nn.Module) -> list[nn.Module]:
@@ -106,10 +94,9 @@ def split(
     """
     model = _without_adapter(model)
     family = find_family(model)
-    body = getattr(model, model.base_model_prefix)
-    count = len(getattr(body, family.layers))
-    units = [*family.embeddings, *range(count), family.norm, family.head]
-    cuts = _cuts(model, family, units, stages)
+    count = len(getattr(family.body_of(model), family.layers))
+    units = [*family.before, *range(count), *family.after, family.head]
+    cuts = _cuts(family, units, stages)
     found: list[nn.Module] = [DecoderStage(model, family, units[start:end]) for start, end in cuts]
     if check or (check is None and kind_of(model) not in COMPARED):
         refuse_other_results(model, found, kind_of(model))
@@ -136,29 +123,32 @@ class DecoderStage(nn.Module):
         super().__init__()
         self.config = model.config
         self.training = model.training
-        self._prefix = str(model.base_model_prefix)
-        body = getattr(model, self._prefix)
+        self._prefix = family.body[0]
+        body = family.body_of(model)
         layers = getattr(body, family.layers)
-        shell = _shell(body)
-        for name in (*family.embeddings, family.norm):
+        shell = shell_of(body)
+        for name in (*family.before, *family.after):
             if name not in units:
-                setattr(shell, name, NoPositions() if name == "wpe" else Absent())
-        here = [layer if index in units else Absent() for index, layer in enumerate(layers)]
+                setattr(shell, name, AddsNothing() if name in family.added else Absent())
+        here = [
+            layer if index in units else Absent(family.tuples) for index, layer in enumerate(layers)
+        ]
         setattr(shell, family.layers, nn.ModuleList(here))
         for name, part in body.named_children():
             if ON_EVERY_STAGE in name:
                 # It has no weights, but buffers that move with the stage.
                 setattr(shell, name, copy.deepcopy(part))
-        setattr(self, self._prefix, shell)
+        inner = shell_with(getattr(model, self._prefix), family.body[1:], shell)
+        setattr(self, self._prefix, inner)
         self._head = family.head
         if family.head in units:
             setattr(self, family.head, getattr(model, family.head))
-        self.is_first, self.is_last = family.embeddings[0] in units, family.head in units
+        self.is_first, self.is_last = family.before[0] in units, family.head in units
         self.whole: Any = None
         """The model with this stage's modules, whose code computes the logits; None where they are
         the output layer's."""
         if self.is_last and kind_of(model) not in COMPARED:
-            whole = _shell(model)
+            whole = shell_of(model)
             vars(whole)["_modules"] = self._modules
             # Not as a module: its weights are this stage's.
             object.__setattr__(self, "whole", whole)
@@ -209,14 +199,6 @@ class DecoderStage(nn.Module):
         return output
 
 
-def _shell(module: nn.Module) -> Any:
-    """Return a copy of a module with the same children, of which some can be replaced."""
-    shell = copy.copy(module)
-    for name in ("_parameters", "_buffers", "_modules"):
-        vars(shell)[name] = dict(getattr(module, name))
-    return shell
-
-
 def _router(model: Any) -> type[nn.Module] | None:
     """Return the class of routers whose balance is part of the loss, None for none."""
     if not getattr(model.config, "output_router_logits", False):
@@ -264,12 +246,10 @@ def _add(
     return balance
 
 
-def _cuts(
-    model: Any, family: Family, units: Sequence[str | int], stages: Any
-) -> list[tuple[int, int]]:
+def _cuts(family: Family, units: Sequence[str | int], stages: Any) -> list[tuple[int, int]]:
     """Return begin and end of every stage's units."""
     count = sum(isinstance(unit, int) for unit in units)
-    before, after = len(family.embeddings), 2
+    before, after = len(family.before), len(family.after) + 1
     if isinstance(stages, int) and not isinstance(stages, bool):
         if not 1 <= stages <= count:
             raise ParameterError(
@@ -287,7 +267,7 @@ def _cuts(
         ends = [end + before for end in ends]
         return list(pairwise([0, *ends[1:-1], ends[-1] + after]))
     if listed and all(isinstance(item, Sequence) and not isinstance(item, str) for item in stages):
-        return _by_name(model, family, units, stages)
+        return _by_name(family, units, stages)
     raise ParameterError(
         f"stages is {stages!r}; give their number, the layers of each, or the names of the modules "
         "of each"
@@ -295,10 +275,10 @@ def _cuts(
 
 
 def _by_name(
-    model: Any, family: Family, units: Sequence[str | int], stages: Sequence[Sequence[str]]
+    family: Family, units: Sequence[str | int], stages: Sequence[Sequence[str]]
 ) -> list[tuple[int, int]]:
     """Return begin and end of every stage's units by the names of its modules."""
-    prefix = model.base_model_prefix
+    prefix = ".".join(family.body)
     names: Mapping[str | int, str] = {
         unit: family.head if unit == family.head else f"{prefix}.{family.layers}.{unit}"
         if isinstance(unit, int) else f"{prefix}.{unit}"

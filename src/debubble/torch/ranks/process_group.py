@@ -22,9 +22,6 @@ from torch.distributed.distributed_c10d import _get_default_store  # there is no
 from debubble.core.errors import ParameterError
 from debubble.torch.ranks.abort import abort_gloo, abort_group
 
-WORD = 24
-"""Bytes of the longest word that ranks exchange."""
-
 PINGS = 20
 """Messages by which the clocks of two hosts are compared."""
 
@@ -46,6 +43,8 @@ class Tag(IntEnum):
     """Weights that several ranks have, and their gradients."""
     STEPS = 5
     """Conditions of optimizer steps."""
+    SUMS = 7
+    """Sums over all ranks."""
 
 
 class Channel:
@@ -56,6 +55,10 @@ class Channel:
         # Making a group of the world's would need all ranks of the world, or equal names of groups.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         _CHANNELS.add(self)
+        # Binomial tree: a rank's lowest bit that is set leads up, the bits below it lead down.
+        low = rank & -rank if rank else 1 << size.bit_length()
+        self._above = rank - low if rank else None
+        self._below = [rank + bit for bit in _bits_below(low) if rank + bit < size]
 
     def abort(self) -> None:
         """Make all calls fail that wait here or at a peer, and later ones; from any thread."""
@@ -85,12 +88,32 @@ class Channel:
         return _from_bytes(self.receive(torch.empty(int(size), dtype=torch.uint8), peer, tag))
 
     def sum(self, numbers: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum numbers over all ranks, or take the largest, in place."""
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        options.timeout = self.timeout
-        self._gloo.allreduce([numbers], options).wait(self.timeout)
+        """Sum numbers over all ranks, or take the largest, in place.
+
+        They go up a binomial tree and down again: one message each way and rank, from this thread.
+        Collectives of gloo wake threads of its own, and send a message for each part of the row.
+        """
+        wanted = [(rank, torch.empty_like(numbers)) for rank in self._below]
+        works = [self.begin(part, rank, Tag.SUMS) for rank, part in wanted]
+        for work, (_, part) in zip(works, wanted, strict=True):
+            work.wait(self.timeout)
+            torch.maximum(numbers, part, out=numbers) if largest else numbers.add_(part)
+        if self._above is not None:
+            total = torch.empty_like(numbers)
+            back = self.begin(total, self._above, Tag.SUMS)
+            sent = self.send(numbers, self._above, Tag.SUMS)
+            back.wait(self.timeout)
+            sent.wait(self.timeout)
+            numbers.copy_(total)
+        works = [self.send(numbers, rank, Tag.SUMS) for rank in self._below]
+        for work in works:
+            work.wait(self.timeout)
         return numbers
+
+    def add(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of a list of numbers over all ranks."""
+        found: list[float] = self.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        return found
 
     def gather(self, thing: Any) -> list[Any]:
         """Return the objects of all ranks."""
@@ -103,14 +126,6 @@ class Channel:
         found = [torch.empty_like(padded) for _ in range(self.size)]
         self._gloo.allgather([found], [padded]).wait(self.timeout)
         return [_from_bytes(part[:size]) for part, size in zip(found, sizes.tolist(), strict=True)]
-
-    def words(self, word: str) -> list[str]:
-        """Return a short word of every rank; one message of one size."""
-        row = torch.zeros(WORD, dtype=torch.uint8)
-        row[: len(word)] = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8)
-        found = [torch.empty_like(row) for _ in range(self.size)]
-        self._gloo.allgather([found], [row]).wait(self.timeout)
-        return [bytes(part.tolist()).rstrip(b"\0").decode() for part in found]
 
     def clock(self) -> int:
         """Return what to add to this host's clock for that of rank 0's host, in nanoseconds."""
@@ -157,6 +172,8 @@ class Ranks:
     """Limit of a wait for another rank."""
     store: Any
     """Store of these ranks alone."""
+    names: tuple[str, ...]
+    """Names of the ranks in messages, by which a user finds their processes."""
 
     def place(self) -> dict[str, Any]:
         """Return this rank's host, global rank, backend and device, as a trace has them."""
@@ -168,8 +185,11 @@ class Ranks:
         }
 
     @classmethod
-    def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
-        """Return the ranks of a process group; None is the world's."""
+    def of(cls, group: Any, device: Any, timeout: float, place: str = "") -> Ranks:
+        """Return the ranks of a process group; None is the world's.
+
+        The `place` is that of this process in other groups; a mesh shows it.
+        """
         if not dist.is_initialized():
             raise ParameterError(
                 "there is no process group; call torch.distributed.init_process_group() before, "
@@ -178,6 +198,7 @@ class Ranks:
         if not isinstance(timeout, int | float) or not timeout > 0:
             raise ParameterError(f"timeout is {timeout!r}; give a positive number of seconds")
         if isinstance(group, DeviceMesh):
+            place = place or _place_in(group)
             group = group.get_group()
         group = dist.group.WORLD if group is None else group
         if not isinstance(group, dist.ProcessGroup):
@@ -200,7 +221,9 @@ class Ranks:
             # The first call makes the group's communicator, which takes all ranks; transfers of
             # some of them would wait for others that wait for them.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
-        return cls(rank, size, group, channel, device, wire, batched, limit, store)
+        about = (dist.get_rank(), socket.gethostname(), place)
+        names = name_ranks(channel.gather(about), dist.get_world_size())
+        return cls(rank, size, group, channel, device, wire, batched, limit, store, names)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """Return the rows of some ranks, in the order of `ranks`; `row` is this rank's."""
@@ -267,6 +290,31 @@ class Ranks:
                 self.channel.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
 
 
+def name_ranks(found: Sequence[tuple[int, str, str]], world: int) -> tuple[str, ...]:
+    """Return names of a pipeline's ranks, given global rank, host and place of each.
+
+    In a pipeline of all processes of one host the rank is enough.
+    """
+    hosts = len({host for _, host, _ in found}) > 1
+    names = []
+    for rank, (process, host, place) in enumerate(found):
+        parts = [f"global rank {process}"] if len(found) < world or process != rank else []
+        parts += [place] if place else []
+        parts += [f"on {host}"] if hosts else []
+        names.append(f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}")
+    return tuple(names)
+
+
+def _place_in(mesh: DeviceMesh) -> str:
+    """Return this process's coordinates in the mesh that one was taken out of: ``dp 0, tp 1``."""
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    names, own = whole.mesh_dim_names or (), mesh.mesh_dim_names or ()
+    at = whole.get_coordinate() or ()
+    return ", ".join(
+        f"{name} {number}" for name, number in zip(names, at, strict=False) if name not in own
+    )
+
+
 def uses_nccl(group: Any) -> bool:
     """Return if a process group sends tensors of a GPU by NCCL."""
     return "cuda:nccl" in dist.get_backend_config(group)
@@ -307,6 +355,11 @@ def _end_channels() -> None:
 
 _COUNTS: dict[str, int] = {}
 """Number of pipelines that each group of ranks has made in this process."""
+
+
+def _bits_below(bit: int) -> list[int]:
+    """Return the powers of two below one, ascending."""
+    return [1 << place for place in range(bit.bit_length() - 1)]
 
 
 def _as_bytes(thing: Any) -> Tensor:

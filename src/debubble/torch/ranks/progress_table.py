@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -58,6 +58,8 @@ class ProgressTable:
             self.rows: NDArray[np.int64] = np.asarray(np.memmap(path, np.int64, mode, shape=shape))
         else:
             self.rows = np.zeros(shape, np.int64)
+        self.names: Sequence[str] = [f"rank {rank}" for rank in range(ranks)]
+        """Names of the ranks in messages."""
 
     def __reduce__(self) -> Any:
         return ProgressTable, (len(self.rows), self._path)
@@ -92,12 +94,12 @@ class ProgressTable:
         for rank, row in enumerate(self.rows.tolist()):
             state = row[self.STATE]
             if state == RankState.DONE:
-                parts.append(f"rank {rank} is done")
+                parts.append(f"{self.names[rank]} is done")
             elif rank != without and row[self.MOVES]:
                 outside = state == RankState.OUTSIDE
                 verb = "waits at" if state in WAITS else "is at"
                 where = "is in no step" if outside else f"{verb} {self.place(rank, text)}"
-                parts.append(f"rank {rank} {where}")
+                parts.append(f"{self.names[rank]} {where}")
         more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
         return "; ".join(parts[:SHOWN] + more)
 
@@ -138,8 +140,21 @@ class Watch:
         """Note that this rank waits for all others, before or after a step's actions."""
         self.state = RankState.MEETING
 
-    def enter(self, channel: Any, call: str) -> None:
-        """Begin a call that all ranks make together; those of a run make the same calls."""
+    numbers = 0
+    """Length of the longest row that the ranks sum as they enter a call."""
+
+    def enter(
+        self,
+        channel: Any,
+        call: str,  # noqa: ARG002 - those of a run make the same calls
+        numbers: Sequence[float] = (),
+    ) -> list[float]:
+        """Begin a call that all ranks make together; return the sums of their numbers."""
+        if not numbers:
+            return []
+        self.set_waiting()
+        sums: list[float] = channel.add(numbers)
+        return sums
 
     def keep_messages(self, dumps: Any) -> None:
         """Take the writer of dumps for a hang; a run's supervisor needs none."""

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 from torch import distributed as dist
@@ -25,6 +26,7 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks import process_group
 from debubble.torch.ranks.abort import abort_all_groups
+from debubble.torch.ranks.first_failure import FirstFailure
 from debubble.torch.ranks.message_log import HangDumps, Whereabouts
 from debubble.torch.ranks.process_group import Channel, Ranks
 from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
@@ -64,8 +66,12 @@ class StoreWatch(Watch):
         timeout: float,
         text: PlaceText,
         abort: Callable[[bool], None] = lambda _: None,
+        names: Sequence[str] = (),
     ) -> None:
         self._table = ProgressTable(size)
+        if names:
+            self._table.names = names
+        self._name = self._table.names[rank]
         super().__init__(self._table, rank)
         self.rank, self.timeout, self.text = rank, timeout, text
         self._abort = abort
@@ -77,6 +83,8 @@ class StoreWatch(Watch):
         """Message of the first rank that failed, once this one knows it."""
         self.position = START
         self._store, self._lock = store, threading.Lock()
+        self.job: FirstFailure | None = None
+        """First failure of all pipelines of the job; None where there is one."""
         self.dumps: HangDumps | None = None
         """Writer of what this rank sent and received; None where the engine does not log that."""
         self._written, self._dumped = b"", False
@@ -90,7 +98,12 @@ class StoreWatch(Watch):
         store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
-        return cls(ranks.rank, ranks.size, store, ranks.timeout.total_seconds(), text, abort)
+        limit = ranks.timeout.total_seconds()
+        watch = cls(ranks.rank, ranks.size, store, limit, text, abort, ranks.names)
+        if ranks.size < dist.get_world_size():
+            members = dist.get_process_group_ranks(ranks.group)
+            watch.job = FirstFailure(store, "-".join(map(str, members)), limit)
+        return watch
 
     def stop(self) -> None:
         """Stop, and wait for the thread.
@@ -124,17 +137,24 @@ class StoreWatch(Watch):
         finally:
             self.state = RankState.OUTSIDE
 
-    def enter(self, channel: Channel, call: str) -> None:
-        """Wait until all ranks make a call; raise RunError when one makes another call."""
+    def enter(self, channel: Channel, call: str, numbers: Sequence[float] = ()) -> list[float]:
+        """Wait until all ranks make a call, and return the sums of their numbers.
+
+        All calls sum one row of one length: the call's checksum, then the numbers, or as many
+        zeros. Raises RunError when a rank makes another call.
+        """
         self.set_waiting()
-        calls = channel.words(call)
+        own = float(crc32(call.encode()))
+        same, *sums = channel.add([own, *(numbers or [0.0] * self.numbers)])
+        if same != own * channel.size:
+            calls = channel.gather(call)
+            rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
+            raise RunError(
+                f"{self._table.names[rank]} calls {calls[rank]}() and rank 0 {calls[0]}(); all "
+                "ranks call the methods of a pipeline together"
+            )
         self.state = RankState.RUNNING
-        for rank, other in enumerate(calls):
-            if other != calls[0]:
-                raise RunError(
-                    f"rank {rank} calls {other}() and rank 0 {calls[0]}(); all ranks call the "
-                    "methods of a pipeline together"
-                )
+        return sums
 
     def _fail(self, error: BaseException) -> None:
         lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
@@ -159,9 +179,9 @@ class StoreWatch(Watch):
             self._release_others()
             raise RunError(message) from None
         place = self.text(self.rank, self.position)
-        self._claim(f"rank {self.rank} failed: {describe_error(error)}; it was at {place}")
+        self._claim(f"{self._name} failed: {describe_error(error)}; it was at {place}")
         self._release_others()
-        error.add_note(f"debubble: rank {self.rank} was at {place}")
+        error.add_note(f"debubble: {self._name} was at {place}")
 
     def _raise_failure(self) -> None:
         message = self._failure()
@@ -208,7 +228,7 @@ class StoreWatch(Watch):
         if not late:
             return f"{self._lost()}\n{others}".strip()
         head = f"nothing has moved for {self.timeout:g} s: "
-        waits = f"rank {self.rank} waits at {table.place(self.rank, self._words)}\n{others}"
+        waits = f"{self._name} waits at {table.place(self.rank, self._words)}\n{others}"
         for rank, row in enumerate(table.rows.tolist()):
             state = row[ProgressTable.STATE]
             known = rank != self.rank and row[ProgressTable.MOVES]
@@ -216,7 +236,7 @@ class StoreWatch(Watch):
                 outside = state == RankState.OUTSIDE
                 where = "is in no step" if outside else f"hangs at {table.place(rank, self._words)}"
                 longer = f"; timeout={2 * self.timeout:g} waits longer"
-                return f"{head}rank {rank} {where}; {waits}{longer}"
+                return f"{head}{table.names[rank]} {where}; {waits}{longer}"
         return f"{head}{waits}".strip()
 
     def _words(self, _: int, rank: int, position: int) -> str:
@@ -224,11 +244,14 @@ class StoreWatch(Watch):
 
     def _lost(self) -> str:
         place = self._table.place(self.rank, self._words)
-        return f"rank {self.rank} lost the rank it waited for at {place}"
+        return f"{self._name} lost the rank it waited for at {place}"
 
     def _claim(self, message: str) -> str:
         """Write a message for all ranks; return that of the first rank that wrote one."""
         with self._lock:
+            before = "" if self.job is None else self.job.claim(message)
+            if before:
+                message = f"{message}\nbefore that, in another pipeline of the job: {before}"
             try:
                 return str(self._store.compare_set(FAILED, "", message).decode())
             except Exception:
@@ -287,7 +310,7 @@ class StoreWatch(Watch):
             self._stuck = now
             abort_all_groups()
         elif now - self._stuck > GRACE:
-            message = self._message or f"rank {self.rank} lost the store"
+            message = self._message or f"{self._name} lost the store"
             print(f"debubble: {message}", file=sys.stderr, flush=True)
             os._exit(2)
 
@@ -335,9 +358,9 @@ def on_all_ranks(ranks: Ranks, work: Callable[[], Outcome]) -> Outcome:
     except Exception as error:
         ranks.channel.gather(describe_error(error))
         raise
-    for rank, words in enumerate(ranks.channel.gather("")):
+    for name, words in zip(ranks.names, ranks.channel.gather(""), strict=True):
         if words:
-            raise ParameterError(f"rank {rank} cannot begin: {words}")
+            raise ParameterError(f"{name} cannot begin: {words}")
     return found
 
 

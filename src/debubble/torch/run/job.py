@@ -17,7 +17,13 @@ from torch.utils import _pytree as pytree
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
-from debubble.torch.data.batch import added_losses, check_loss_value, count_rows, shares_of
+from debubble.torch.data.batch import (
+    added_losses,
+    apply_weights,
+    check_loss_value,
+    count_rows,
+    shares_of,
+)
 from debubble.torch.data.tree import arguments, moved_to
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.vocabulary import is_cross_entropy, output_layer
@@ -284,9 +290,10 @@ class Stepping(Pipeline):
                 if weight.requires_grad or weight.grad is not None
             }  # fmt: skip
 
-    def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
-        self.shares = {unit: float(loss) for unit, loss in losses.items()}
-        return super()._mean(losses)
+    def _mean(self, losses: Mapping[int, Tensor], weights: Sequence[float]) -> Tensor:
+        shares = apply_weights(losses, weights)
+        self.shares = {unit: float(loss) for unit, loss in shares.items()}
+        return super()._mean(losses, weights)
 
     def _warn(self, stage: int, why: str) -> None:
         self.whole[stage] = why
