@@ -13,8 +13,8 @@ from debubble.planner.memory.memory_events import Moments
 
 def held(schedule, rank, runtime, costs=None):
     timeline = db.simulate(schedule, costs or db.Costs(F=1, B=2))
-    moments = Moments(timeline, rank)
-    return moments, buffers(moments, 1.0, runtime)
+    moments = Moments(timeline)
+    return moments, buffers(moments, 1.0, runtime)[rank, : len(moments.times(rank))]
 
 
 def test_pytorch_keeps_a_buffer_for_every_microbatch_and_stage():

@@ -18,7 +18,7 @@ from debubble.planner.memory.peaks import (
     memory_costs,
     memory_curves,
     memory_of,
-    rank_state,
+    rank_states,
 )
 from debubble.planner.memory.state import stage_states
 from debubble.planner.model.files import read_model
@@ -130,9 +130,7 @@ def test_gpipe_holds_a_third_of_all_logits_and_all_of_one():
 def test_sharded_vocabulary_spreads_head_and_logits():
     training = replace(TRAINING, runtime=PLAIN)
     plan, timeline, _ = planned(SMALL, training, Degrees(pp=4), microbatches=8, schedule="vocab-1")
-    states = [
-        rank_state(case_of(SMALL, training, plan), timeline.schedule, rank) for rank in range(4)
-    ]
+    states = rank_states(case_of(SMALL, training, plan), timeline.schedule)
     whole = [stage_states(case_of(SMALL, training, plan))[stage] for stage in range(4)]
     assert sum(state.weights for state in states) == pytest.approx(
         sum(state.weights for state in whole)
@@ -183,12 +181,12 @@ def test_a_split_backward_keeps_gradients_beside_checkpoints():
 def test_two_copies_of_the_model_and_two_versions_of_weights_count_twice():
     plan, timeline, _ = planned(SMALL, TRAINING, Degrees(pp=4), microbatches=8, schedule="chimera")
     states = [stage_states(case_of(SMALL, TRAINING, plan))[stage] for stage in range(4)]
-    found = rank_state(case_of(SMALL, TRAINING, plan), timeline.schedule, 0)
+    found = rank_states(case_of(SMALL, TRAINING, plan), timeline.schedule)[0]
     assert found.optimizer == states[0].optimizer + states[3].optimizer
     plan, timeline, _ = planned(
         SMALL, TRAINING, Degrees(pp=4), microbatches=8, schedule="pipedream-2bw"
     )
-    found = rank_state(case_of(SMALL, TRAINING, plan), timeline.schedule, 1)
+    found = rank_states(case_of(SMALL, TRAINING, plan), timeline.schedule)[1]
     assert found.weights == 2 * states[1].weights
     assert found.optimizer == states[1].optimizer
 

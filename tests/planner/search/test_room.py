@@ -12,7 +12,7 @@ from debubble.planner.candidate import recomputed_layers
 from debubble.planner.request import Fixed, plan_request
 from debubble.planner.search.evaluate import timed, with_peaks
 from debubble.planner.search.groups import FEWEST, Batch, groups
-from debubble.planner.search.room import room_of
+from debubble.planner.search.room import rooms_of
 
 MODELS = {"llama-3.1-8b": 16, "mixtral-8x7b": 16, "deepseek-v2": 64}
 
@@ -38,7 +38,7 @@ def test_what_fits_has_room(model: str, framework: str | None) -> None:
         except DebubbleError:
             continue
         limit = max(plan.peaks)
-        fewest = room_of(replace(asked, limit=limit), batch, limit).fewest[at]
+        fewest = rooms_of(replace(asked, limit=limit), [batch], limit)[0].fewest[at]
         assert fewest is not None, candidate
         assert fewest <= (recomputed_layers(candidate.recompute) or 0)
         tried += 1
@@ -53,6 +53,6 @@ def test_less_memory_leaves_room_for_no_more() -> None:
             batch, before = Batch(group, setting), None
             for limit in (20e9, 40e9, 80e9, 160e9):
                 found = [float("inf") if one is None else one
-                         for one in room_of(asked, batch, limit).fewest]  # fmt: skip
+                         for one in rooms_of(asked, [batch], limit)[0].fewest]  # fmt: skip
                 assert before is None or all(a >= b for a, b in zip(before, found, strict=True))
                 before = found

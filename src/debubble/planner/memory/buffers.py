@@ -8,6 +8,8 @@ How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.hab
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,9 +20,9 @@ Mask = NDArray[np.bool_]
 
 
 def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
-    """Return bytes of transferred tensors, of `boundary` bytes each, that a rank holds in one step.
+    """Return bytes of transferred tensors, of `boundary` bytes each, that ranks hold in one step.
 
-    From every moment of the rank on, as a runtime keeps them.
+    From every moment on, as a runtime keeps them; shape ``(ranks, width)``.
     """
     work, size = moments.work, boundary / moments.schedule.slices
     starts, stops, changes = work.starts, work.stops, []
@@ -29,8 +31,11 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
         changes.append((when[which], amount))
 
     if runtime.receive_buffers:
-        count = int(np.count_nonzero(work.takes_input) + np.count_nonzero(work.takes_gradient))
-        changes.append((np.zeros(1, dtype=np.int64), count * size))
+        counts = sum(
+            np.bincount(work.ranks[one], minlength=len(work.counts))
+            for one in (work.takes_input, work.takes_gradient)
+        )
+        changes.append((np.arange(len(work.counts)) * work.width, counts * size))
         add(starts, work.takes_input, -size)
         add(stops, work.hands_gradient, size)
     else:
@@ -44,7 +49,11 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     if runtime.sent_until != "made":
         add(stops, work.sends, size)
         if runtime.sent_until == "next":
-            add(stops + 2, work.sends & (stops + 2 < len(moments.times)), -size)
+            add(
+                stops + 2,
+                work.sends & (stops % work.width + 2 < 2 * work.counts[work.ranks]),
+                -size,
+            )
     if runtime.keeps_outputs:
         add(stops, work.hands_output, size)
         add(stops, work.takes_gradient, -size)
@@ -56,6 +65,7 @@ def _arrivals(moments: Moments) -> NDArray[np.int64]:
     work, timeline = moments.work, moments.timeline
     # A receive needs its buffer from its start.
     times = np.where(work.receives, timeline.start[work.producer], timeline.end[work.producer])
-    groups = np.minimum(moments.during(times), work.groups)
-    arrivals: NDArray[np.int64] = 2 * groups
-    return arrivals
+    bounds = np.searchsorted(work.ranks, np.arange(len(work.counts) + 1)).tolist()
+    parts = (times[begin:end] for begin, end in pairwise(bounds))
+    found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
+    return np.minimum(found, work.starts)

@@ -1,6 +1,8 @@
-"""Moments of one rank's program at which its memory changes: starts and ends of its actions."""
+"""Moments of all ranks' programs at which memory changes: starts and ends of their actions."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,29 +28,35 @@ Mask = NDArray[np.bool_]
 Backwards = tuple[Mask, Mask, Mask]
 
 
-class RankProgram:
-    """The work of one rank in the order of its program, with a moment for each start and end.
+class Work:
+    """The work of all ranks in the order of their programs, with a moment for each start and end.
 
-    Overlapped actions start and end together: they are one group. Moment ``2g`` is the start of
-    group g, moment ``2g + 1`` its end.
+    Overlapped actions start and end together: they are one group. A rank has a row of `width`
+    moments: ``2g`` is the start of its group g, ``2g + 1`` its end. Rows are as long as the longest
+    one needs, and one moment more; moments are numbered through all rows.
     """
 
-    def __init__(self, schedule: Schedule, rank: int) -> None:
-        first, last = int(schedule.offsets[rank]), int(schedule.offsets[rank + 1])
-        program = schedule.actions[first:last]
-        working = np.flatnonzero(computes(kinds_of(program)))
-        self.program: Program = program[working]
-        """Actions that occupy the compute stream; shape ``(n,)``."""
-        self.positions: Integers = working + first
-        """Their positions in the schedule."""
+    def __init__(self, schedule: Schedule) -> None:
+        self.positions: Integers = np.flatnonzero(computes(kinds_of(schedule.actions)))
+        """Positions in the schedule of actions that occupy the compute stream; shape ``(n,)``."""
+        self.program: Program = schedule.actions[self.positions]
+        """The actions themselves."""
         self.kinds: Integers = kinds_of(self.program)
         self.stages: Integers = stages_of(self.program)
+        self.ranks: Integers = _rank_at(schedule, self.positions)
+        """Rank of each."""
         closes = ends_group(self.program)
-        self.groups: Integers = np.cumsum(closes) - closes
-        """Group of each."""
-        self.heads: Integers = self.positions[np.flatnonzero(np.diff(self.groups, prepend=-1))]
-        """Position in the schedule of the first action of each group."""
-        self.starts: Integers = 2 * self.groups
+        opens = np.append(True, closes[:-1])
+        self.heads: Integers = self.positions[opens]
+        """Position in the schedule of the first action of each group, rank by rank."""
+        self.counts: Integers = np.bincount(self.ranks[opens], minlength=schedule.ranks)
+        """Groups of every rank."""
+        self.first: Integers = np.cumsum(self.counts) - self.counts
+        """First group of every rank."""
+        self.width = 2 * int(self.counts.max()) + 1
+        """Moments of every row."""
+        groups = np.cumsum(closes) - closes - self.first[self.ranks]
+        self.starts: Integers = self.ranks * self.width + 2 * groups
         """Moment at which each action starts."""
         self.stops: Integers = self.starts + 1
         """Moment at which each action ends."""
@@ -69,11 +77,11 @@ class RankProgram:
         kinds = kinds_of(schedule.actions[self.producer])
         self.receives: Mask = among(kinds, TRANSFER_KINDS)
         """Mask of actions whose input comes through a receive."""
-        home = np.searchsorted(schedule.offsets, self.producer, side="right") - 1
-        self.from_others: Mask = known & (self.receives | (home != rank))
+        home = _rank_at(schedule, self.producer)
+        self.from_others: Mask = known & (self.receives | (home != self.ranks))
         """Mask of actions whose input comes from another rank."""
-        self.sends: Mask = (self.hands_output & self._elsewhere(schedule, rank, 1)) | (
-            self.hands_gradient & self._elsewhere(schedule, rank, -1)
+        self.sends: Mask = (self.hands_output & self._elsewhere(schedule, 1)) | (
+            self.hands_gradient & self._elsewhere(schedule, -1)
         )
         """Mask of actions whose result goes to another rank."""
 
@@ -81,37 +89,48 @@ class RankProgram:
         offsets = boundary_offsets().items()
         return among(self.kinds, tuple(kind for kind, offset in offsets if offset == direction))
 
-    def _elsewhere(self, schedule: Schedule, rank: int, offset: int) -> Mask:
+    def _elsewhere(self, schedule: Schedule, offset: int) -> Mask:
         """Return whether the stage `offset` away from each action's is on another rank."""
         table = np.asarray(schedule.placement.table)
         copies = schedule.places_of(self.program) // schedule.stages % schedule.placement.copies
         other = np.clip(self.stages + offset, 0, schedule.stages - 1)
-        found: Mask = table[copies, other] != rank
+        found: Mask = table[copies, other] != self.ranks
         return found
 
 
-def rank_program(schedule: Schedule, rank: int) -> RankProgram:
-    """Return the work of a rank; the result is kept with the schedule."""
-    key = RankProgram, rank
-    if key not in schedule.derived:
-        schedule.derived[key] = RankProgram(schedule, rank)
-    found: RankProgram = schedule.derived[key]
+def _rank_at(schedule: Schedule, positions: Integers) -> Integers:
+    """Return the ranks whose actions are at some positions."""
+    found: Integers = np.searchsorted(schedule.offsets, positions, side="right") - 1
+    return found
+
+
+def work_of(schedule: Schedule) -> Work:
+    """Return the work of all ranks; the result is kept with the schedule."""
+    if Work not in schedule.derived:
+        schedule.derived[Work] = Work(schedule)
+    found: Work = schedule.derived[Work]
     return found
 
 
 class Moments:
-    """The moments of one rank's work in a timeline."""
+    """The moments of all ranks' work in a timeline."""
 
-    def __init__(self, timeline: Timeline, rank: int) -> None:
-        self.timeline, self.rank, self.schedule = timeline, rank, timeline.schedule
-        self.work = rank_program(timeline.schedule, rank)
-        heads = self.work.heads
-        self.heads: Integers = np.repeat(heads, 2)
-        """Position in the schedule of the first action of every moment's group."""
-        self.begins: Floats = timeline.start[heads]
-        """Start of each group; shape ``(groups,)``."""
-        self.times: Floats = np.stack([self.begins, timeline.end[heads]], axis=1).ravel()
-        """Time of every moment; shape ``(2 * groups,)``."""
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.schedule = timeline, timeline.schedule
+        self.work = work_of(timeline.schedule)
+        self.begins: Floats = timeline.start[self.work.heads]
+        """Start of each group, rank by rank; shape ``(groups,)``."""
+
+    def groups(self, rank: int) -> slice:
+        """Return the part of all groups that a rank runs."""
+        first = int(self.work.first[rank])
+        return slice(first, first + int(self.work.counts[rank]))
+
+    def times(self, rank: int) -> Floats:
+        """Return the times of a rank's moments; shape ``(2 * groups,)``."""
+        heads = self.work.heads[self.groups(rank)]
+        times = np.stack([self.timeline.start[heads], self.timeline.end[heads]], axis=1)
+        return times.ravel()
 
     def backwards(self, runtime: str, in_input: bool = False) -> Backwards:
         """Return masks of backwards for the input, of those for the weights, and of whole ones.
@@ -131,17 +150,32 @@ class Moments:
             weights &= ~first
         return split, weights, whole
 
-    def during(self, times: Floats) -> Integers:
-        """Return the group that runs at each time, or ran last before it; at least the first."""
-        return np.maximum(np.searchsorted(self.begins, times, side="right") - 1, 0)
+    def during(self, times: Floats, rank: int) -> Integers:
+        """Return a rank's group that runs at each time, or ran last before it; at least the first.
 
-    def before(self, times: Floats) -> Integers:
-        """Return the last group that begins before each time."""
-        return np.maximum(np.searchsorted(self.begins, times, side="left") - 1, 0)
+        As the moment of its start, as :meth:`before` does.
+        """
+        return self._last(times, rank, "right")
+
+    def before(self, times: Floats, rank: int) -> Integers:
+        """Return the last group of a rank that begins before each time."""
+        return self._last(times, rank, "left")
+
+    def _last(self, times: Floats, rank: int, side: Literal["left", "right"]) -> Integers:
+        begins = self.begins[self.groups(rank)]
+        groups = np.maximum(np.searchsorted(begins, times, side=side) - 1, 0)
+        return 2 * groups + rank * self.work.width
 
     def held(self, *changes: tuple[Integers, Floats | float]) -> Floats:
-        """Return the amount held from every moment on, by pairs of moments and changes."""
-        found = np.zeros(len(self.times))
-        for moments, amounts in changes:
-            np.add.at(found, moments, amounts)
-        return np.cumsum(found)
+        """Return what every rank holds from every moment on, by pairs of moments and changes.
+
+        Shape ``(ranks, width)``; rows of ranks with fewer moments go on as they end.
+        """
+        ranks, width = len(self.work.counts), self.work.width
+        if not changes:
+            return np.zeros((ranks, width))
+        moments, amounts = zip(*changes, strict=True)
+        each = [np.broadcast_to(one, len(when)) for when, one in zip(moments, amounts, strict=True)]
+        found = np.bincount(np.concatenate(moments), np.concatenate(each), ranks * width)
+        sums: Floats = np.cumsum(found.reshape(ranks, width), axis=1)
+        return sums

@@ -139,8 +139,30 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
     return tuple(found)
 
 
+def peaks_of(case: Case, timeline: Timeline) -> Floats:
+    """Return the peaks of :func:`memory_of` alone, shape ``(ranks,)``."""
+    activations, buffered, logits = _changing(case, timeline)[1:]
+    changing = activations + buffered + logits
+    spare = margin(case.training) + fragmentation(case.training) * changing
+    state = [one.total for one in rank_states(case, timeline.schedule)]
+    peaks: Floats = (changing + spare + np.array(state)[:, None]).max(axis=1)
+    return peaks
+
+
 def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     """Yield memory of every rank over time, see :func:`memory_of`."""
+    moments, *parts = _changing(case, timeline)
+    for rank, state in enumerate(rank_states(case, timeline.schedule)):
+        times, heads = moments.times(rank), moments.work.heads[moments.groups(rank)]
+        activations, buffered, logits = (part[rank, : len(times)] for part in parts)
+        yield MemoryCurve(
+            times, np.repeat(heads, 2), activations, buffered, logits, state,
+            margin(case.training), fragmentation(case.training),
+        )  # fmt: skip
+
+
+def _changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats, Floats, Floats]:
+    """Return activations, buffers and logits of every rank from every moment on."""
     schedule, training = timeline.schedule, case.training
     each = stage_activations(case)
     # Times stay; only what actions take and free is this model's.
@@ -148,20 +170,14 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     extra = again / schedule.slices, over / schedule.slices
-    head = logits_bytes(case) / schedule.slices
-    for rank in range(schedule.ranks):
-        moments = Moments(timeline, rank)
-        backwards = moments.backwards(training.runtime.engine, case.whole_backwards)
-        yield MemoryCurve(
-            moments.times,
-            moments.heads,
-            _activations(moments, extra, backwards),
-            buffers(moments, each[0].boundary, training.runtime),
-            _logits(moments, head, _held_logits(training)),
-            rank_state(case, schedule, rank),
-            margin(training),
-            fragmentation(training),
-        )
+    moments = Moments(timeline)
+    backwards = moments.backwards(training.runtime.engine, case.whole_backwards)
+    return (
+        moments,
+        _activations(moments, extra, backwards),
+        buffers(moments, each[0].boundary, training.runtime),
+        _logits(moments, logits_bytes(case) / schedule.slices, _held_logits(training)),
+    )
 
 
 def fragmentation(training: Training) -> float:
@@ -202,22 +218,25 @@ def memory_costs(case: Case) -> dict[str, Any]:
     }
 
 
-def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
-    """Return weights, gradients and optimizer states of all stages of one rank.
+def rank_states(case: Case, schedule: Schedule) -> list[TrainingState]:
+    """Return weights, gradients and optimizer states of all stages of every rank.
 
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
     """
-    state, states = TrainingState(0.0, 0.0, 0.0), stage_states(case)
+    states = [TrainingState(0.0, 0.0, 0.0)] * schedule.ranks
     for row in schedule.placement.table:
-        for own, home in zip(states, row, strict=True):
-            if home == rank:
-                state += own
+        for own, home in zip(stage_states(case), row, strict=True):
+            states[home] += own
     if schedule.vocabulary:
-        whole = float(schedule.placement.table[0][-1] == rank)
-        state += head_state(case, 1 / schedule.ranks - whole)
-    versions = schedule.stored_versions[rank]
-    return replace(state, weights=state.weights * versions) if versions > 1 else state
+        last = schedule.placement.table[0][-1]
+        for rank in range(schedule.ranks):
+            states[rank] += head_state(case, 1 / schedule.ranks - (rank == last))
+    versions = zip(states, schedule.stored_versions, strict=True)
+    return [
+        replace(state, weights=state.weights * count) if count > 1 else state
+        for state, count in versions
+    ]
 
 
 def _activations(moments: Moments, extra: tuple[Floats, Floats], backwards: Backwards) -> Floats:
@@ -226,19 +245,19 @@ def _activations(moments: Moments, extra: tuple[Floats, Floats], backwards: Back
     `extra` are bytes of every stage: what B and I recompute, and what W needs beyond what is
     stored.
     """
-    timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
-    work = moments.work
+    timeline, schedule, work = moments.timeline, moments.schedule, moments.work
     changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
-        times, held = timeline.memory_curve(rank)
-        steps = np.diff(held, prepend=0.0)
-        taken = steps > 0
-        changes.append((2 * moments.during(times[taken]), steps[taken]))
-        changes.append((2 * moments.before(times[~taken]) + 1, steps[~taken]))
+        for rank in range(schedule.ranks):
+            times, held = timeline.memory_curve(rank)
+            steps = np.diff(held, prepend=0.0)
+            taken = steps > 0
+            changes.append((moments.during(times[taken], rank), steps[taken]))
+            changes.append((moments.before(times[~taken], rank) + 1, steps[~taken]))
     else:
-        here = work.positions - int(schedule.offsets[rank])
-        added, freed = timeline.memory.deltas(schedule, rank)
-        changes += [(work.starts, added[here]), (work.stops, freed[here])]
+        use = timeline.memory
+        added, freed = use.changes(schedule, use.actions[work.positions])
+        changes += [(work.starts, added), (work.stops, freed)]
     split, weights, whole = backwards
     again, over = extra
     if again.any():

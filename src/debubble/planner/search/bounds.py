@@ -20,7 +20,7 @@ from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import CandidateGroup
+from debubble.planner.search.groups import CandidateGroup, Setting
 from debubble.planner.search.stages import stages_of
 from debubble.schedules import registry
 
@@ -126,11 +126,14 @@ class LeastMemory:
         self._states: dict[tuple[int, ...], float] = {}
         self._held: dict[tuple[object, ...], float] = {}
 
-    def of(self, group: CandidateGroup) -> float:
-        """Return what :func:`least_memory` does with least state and, apart, least activations."""
+    def of(self, group: CandidateGroup, *settings: Setting) -> float:
+        """Return what :func:`least_memory` does with least state and, apart, least activations.
+
+        Of some settings, or of all.
+        """
         degrees, request = group.degrees, self.request
         tp, cp, ep = degrees.tp, degrees.cp, degrees.ep
-        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
+        recomputes, zeros = map(set, zip(*(settings or group.all_settings), strict=True))
         states, held = [], []
         for zero in zeros:
             key = tp, cp, ep, degrees.dp, zero

@@ -23,7 +23,14 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
+from debubble.planner.memory.peaks import (
+    RankMemory,
+    fragmentation,
+    margin,
+    memory_costs,
+    memory_of,
+    peaks_of,
+)
 from debubble.planner.memory.retries import chance_of_retries, retry_time
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import fits
@@ -226,7 +233,7 @@ def _peaks(plan: Evaluated, timeline: Timeline) -> tuple[float, ...]:
     held = standing(plan.case, timeline.schedule.placement)
     peaks = (held + (1 + fragmentation(plan.request.training)) * timeline.peak_activation).tolist()
     if max(peaks) <= plan.request.limit:
-        peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
+        peaks = peaks_of(plan.case, timeline).tolist()
     return tuple(peaks)
 
 

@@ -93,6 +93,17 @@ class CandidateGroup:
             degrees, self.microbatch_size, self.microbatches, "1f1b", layers, recompute, zero
         )
 
+    def orders_with(self, setting: Setting) -> tuple[tuple[str, Split], ...]:
+        """Return schedules, each with one of its cuts, that go with a setting."""
+        names = tuple(name for name in self.orders if setting in self.settings[name])
+        if names not in self._orders:
+            self._orders[names] = tuple((name, one) for name in names for one in self.orders[name])
+        return self._orders[names]
+
+    @cached_property
+    def _orders(self) -> dict[tuple[str, ...], tuple[tuple[str, Split], ...]]:
+        return {}
+
     def candidate(self, schedule: str, split: Split, setting: Setting) -> Candidate:
         """Return one of the candidates, with one layer where the fewest are recomputed."""
         chunks, layers = split
@@ -113,20 +124,15 @@ class Batch:
     group: CandidateGroup
     setting: Setting
 
-    @cached_property
+    @property
     def count(self) -> int:
         """Number of candidates."""
         return len(self.orders)
 
-    @cached_property
+    @property
     def orders(self) -> tuple[tuple[str, Split], ...]:
         """Schedules, each with one of its cuts, that go with the setting."""
-        return tuple(
-            (schedule, split)
-            for schedule, splits in self.group.orders.items()
-            if self.setting in self.group.settings[schedule]
-            for split in splits
-        )
+        return self.group.orders_with(self.setting)
 
 
 def first_setting(setting: Setting) -> Setting:

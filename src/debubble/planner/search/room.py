@@ -7,9 +7,10 @@ all ranks together have room for fewer layers than the model has, no layer split
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from debubble.planner.memory.state import layer_parameters, stage_states
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import FEWEST, Batch, Split
+from debubble.planner.search.groups import FEWEST, Batch, Setting, Split
 from debubble.planner.search.search_result import NEAR, ROUNDING
 
 Floats = NDArray[np.float64]
@@ -56,52 +57,78 @@ class Room(NamedTuple):
     """Bytes of the fullest rank with an even layer split, about."""
 
 
-def with_room(
-    request: PlanRequest, batch: Batch
-) -> tuple[list[Candidate], list[tuple[float, tuple[str, Split]]]]:
-    """Return candidates of a batch that may fit or nearly fit, and the others' peaks and orders.
+Large: TypeAlias = tuple[float, tuple[str, Split]]
+"""Bytes of the fullest rank with an even layer split, about, and a schedule with its cut."""
 
-    Candidates that recompute as few layers as they can have the fewest with which they may fit.
+
+def with_room(
+    request: PlanRequest, batches: Sequence[Batch]
+) -> list[tuple[list[Candidate], list[Large]]]:
+    """Return candidates of batches that may fit or nearly fit, and the orders of the others.
+
+    The batches are of one group and one way to recompute. Candidates that recompute as few layers
+    as they can have the fewest with which they may fit.
     """
-    group, setting = batch.group, batch.setting
-    if group.degrees.pp == 1 or batch.count > FEW:
-        return [group.candidate(*order, setting) for order in batch.orders], []
-    share = 1.0 if setting[0] == FEWEST else NEAR
-    fewest, peaks = room_of(request, batch, share * request.limit)
+    group, recompute = batches[0].group, batches[0].setting[0]
+    alike: dict[object, list[Batch]] = {}
+    for batch in batches:
+        alike.setdefault(batch.orders, []).append(batch)
+    rooms: dict[Setting, Room] = {}
+    share = 1.0 if recompute == FEWEST else NEAR
+    for some in alike.values():
+        if group.degrees.pp > 1 and some[0].count <= FEW:
+            found = rooms_of(request, some, share * request.limit)
+            rooms |= {one.setting: room for one, room in zip(some, found, strict=True)}
+    return [_with_room(batch, rooms.get(batch.setting)) for batch in batches]
+
+
+def _with_room(batch: Batch, room: Room | None) -> tuple[list[Candidate], list[Large]]:
+    candidate, (recompute, zero) = batch.group.candidate, batch.setting
+    if room is None:
+        return [candidate(*order, batch.setting) for order in batch.orders], []
     found, large = [], []
-    for order, number, peak in zip(batch.orders, fewest, peaks, strict=True):
+    for order, number, peak in zip(batch.orders, room.fewest, room.peaks, strict=True):
         if number is None:
             large.append((peak, order))
-            continue
-        candidate = group.candidate(*order, setting)
-        found.append(candidate.recomputing(f"full:{number}") if number else candidate)
+        else:
+            found.append(candidate(*order, (f"full:{number}" if number else recompute, zero)))
     return found, large
 
 
-def room_of(request: PlanRequest, batch: Batch, limit: float) -> Room:
-    """Return which orders of a pipeline have a layer split that may fit within `limit` bytes."""
-    degrees, (recompute, _), orders = batch.group.degrees, batch.setting, batch.orders
+def rooms_of(request: PlanRequest, batches: Sequence[Batch], limit: float) -> list[Room]:
+    """Return which orders of a pipeline have a layer split that may fit within `limit` bytes.
+
+    The batches are of one group and one way to recompute, and have the same orders.
+    """
+    group, orders, recompute = batches[0].group, batches[0].orders, batches[0].setting[0]
+    degrees, again = group.degrees, recompute == FEWEST
     kind, count = _largest_kind(request.model, degrees.tp, degrees.ep)
-    one = _parts(request, batch, "none" if recompute == FEWEST else recompute, kind)
-    engine = request.case(batch.group.alone(batch.setting)).engine
-    held, homes = _of_orders(orders, degrees.pp, batch.group.microbatches, engine)
+    parts = [_parts(request, one, "none" if again else recompute, kind) for one in batches]
+    first, last, state, stored = np.array(parts).T[..., None]
+    engine = request.case(group.alone(batches[0].setting)).engine
+    held, homes = _of_orders(orders, degrees.pp, group.microbatches, engine)
     held = held * (1 + fragmentation(request.training))
-    room = np.full(held.shape, limit * (1 + ROUNDING) - margin(request.training))
-    room[:, 0] -= one.first
-    room[np.arange(len(room)), homes] -= one.last
-    each = one.state + held * one.stored
-    peaks = (limit - room + each * count / degrees.pp).max(axis=1).tolist()
+    # By batch, order and rank.
+    room = np.full((len(batches), *held.shape), limit * (1 + ROUNDING) - margin(request.training))
+    room[..., 0] -= first
+    room[:, np.arange(len(orders)), homes] -= last
+    each = state[..., None] + held * stored[..., None]
+    peaks = (limit - room + each * count / degrees.pp).max(axis=2).tolist()
     room = np.maximum(room, 0.0)
-    if recompute != FEWEST:
-        enough = np.floor(room / each).sum(axis=1) >= count
-        return Room([0 if some else None for some in enough.tolist()], peaks)
-    again = _parts(request, batch, "full", kind)
-    small = again.state + held * again.stored
-    numbers = np.arange(1, max(2, *(max(layers) for _, (_, layers) in orders)))
-    some = numbers[:, None, None] * np.array([chunks for _, (chunks, _) in orders])[:, None]
-    layers = np.minimum(room / small, some) + np.maximum(room - some * small, 0.0) / each
-    enough = np.floor(layers).sum(axis=2) >= count
-    return Room([int(numbers[one.argmax()]) if one.any() else None for one in enough.T], peaks)
+    if not again:
+        fits = (np.floor(room / each).sum(axis=2) >= count).tolist()
+        fewest = [[0 if one else None for one in row] for row in fits]
+    else:
+        full = [_parts(request, one, "full", kind) for one in batches]
+        small = state[..., None] + held * np.array([one.stored for one in full])[:, None, None]
+        numbers = np.arange(1, max(2, *(max(layers) for _, (_, layers) in orders)))
+        chunks = np.array([chunks for _, (chunks, _) in orders])
+        some = (numbers[:, None] * chunks)[:, None, :, None]
+        layers = np.minimum(room / small, some) + np.maximum(room - some * small, 0.0) / each
+        enough = np.floor(layers).sum(axis=3) >= count
+        best = np.where(enough.any(axis=0), numbers[enough.argmax(axis=0)], 0).tolist()
+        fewest = [[one or None for one in row] for row in best]
+    return [Room(*one) for one in zip(fewest, peaks, strict=True)]
 
 
 @lru_cache(maxsize=4096)

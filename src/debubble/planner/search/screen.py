@@ -19,7 +19,6 @@ from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
     LeastMemory,
-    least_memory,
     least_peaks,
     least_time,
     pipeline_bound,
@@ -36,7 +35,7 @@ from debubble.planner.search.groups import (
     work_of,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, split_bound
-from debubble.planner.search.room import with_room
+from debubble.planner.search.room import Large, with_room
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
@@ -163,34 +162,36 @@ class Screen:
         if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
             self.found.leave_out(NO_ROOM, group.count)
             return
+        alike: dict[tuple[str, bool], list[Batch]] = {}
         for setting in group.all_settings:
-            batch = Batch(group, setting)
-            if least_memory(self.request, group.alone(setting), group.degrees.pp) > (
-                self.request.limit
-            ):
+            batch, (recompute, zero) = Batch(group, setting), setting
+            if self.memory.of(group, setting) > self.request.limit:
                 self.found.leave_out(NO_ROOM, batch.count)
-                continue
+            else:
+                alike.setdefault((recompute, zero > 0), []).append(batch)
+        for (recompute, split), batches in alike.items():
             # As if nothing were scattered, which is the same for many groups.
-            bound = self._least_time(group, (first_setting(setting)[0], min(setting[1], 1)))
-            self._add(bound, batch.count, BOUND, partial(self._open_setting, batch, bound))
+            bound = self._least_time(group, (first_setting((recompute, 0))[0], int(split)))
+            count = sum(batch.count for batch in batches)
+            self._add(bound, count, BOUND, partial(self._open_batches, batches, bound))
 
-    def _open_setting(self, batch: Batch, bound: float) -> None:
-        """Add the candidates of a batch that have room."""
-        if given := self._with_room(batch):
-            setting = least_recompute(given), batch.setting[1]
-            exact = max(self._least_time(batch.group, setting), bound)
-            self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
+    def _open_batches(self, batches: list[Batch], bound: float) -> None:
+        """Add the candidates of batches that recompute alike, of those that have room."""
+        for batch, (given, large) in zip(batches, with_room(self.request, batches), strict=True):
+            if large:
+                self._leave_out_large(batch, large)
+            if given:
+                setting = least_recompute(given), batch.setting[1]
+                exact = max(self._least_time(batch.group, setting), bound)
+                self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
 
-    def _with_room(self, batch: Batch) -> list[Candidate]:
-        """Return the candidates of a batch whose ranks may have room, or nearly so."""
-        found, large = with_room(self.request, batch)
-        if large:
-            self.found.leave_out(IN_FLIGHT, len(large))
-        if large and not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
+    def _leave_out_large(self, batch: Batch, large: list[Large]) -> None:
+        """Leave out orders without room, but for those that need least while nothing fits."""
+        self.found.leave_out(IN_FLIGHT, len(large))
+        if not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
             several = [(peak, batch.group.candidate(*one, batch.setting)) for peak, one in large]
             several = [*self.large, *(one for one in several if not one[1].uses_costs)]
             self.large = nsmallest(LARGE * self.found.top, several, key=itemgetter(0))
-        return found
 
     def add_large(self) -> None:
         """Simulate candidates that need least memory if nothing fits."""
