@@ -23,9 +23,11 @@ def ask() -> Callable[..., Any]:
 
     import httpx
 
+    from debubble.playground import limits
     from debubble.playground.app import make_app
 
     app = make_app()
+    quiet = limits.SECONDS
     loop = asyncio.new_event_loop()
     transport = httpx.ASGITransport(app=app)
     client = httpx.AsyncClient(
@@ -33,6 +35,7 @@ def ask() -> Callable[..., Any]:
     )
 
     def call(path: str, data: Any = None, **options: Any) -> Any:
+        limits.SECONDS = patience(quiet)
         if data is None:
             return loop.run_until_complete(client.request("GET", path, **options))
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
@@ -42,6 +45,7 @@ def ask() -> Callable[..., Any]:
         )
 
     yield call
+    limits.SECONDS = quiet
     loop.run_until_complete(client.aclose())
     loop.close()
 
