@@ -48,7 +48,7 @@ GATHER_KIND, *_ = (
     need.kinds[0] for spec in KINDS for need in spec.needs if need.of is Of.LATEST
 )  # fmt: skip
 DROP_KIND, *_ = (kind for kind in SHARDING_KINDS if KINDS[kind].time is Time.NONE)
-"""What stages do besides, by role: optimizer steps, and what replicas of a stage exchange."""
+"""Other kinds of stages, by role: optimizer steps, and what replicas of a stage exchange."""
 
 COST_KINDS = {
     spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)

@@ -15,6 +15,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -73,13 +74,13 @@ def is_python() -> bool:
 def _send(request: bytes) -> subprocess.Popen[bytes]:
     """Write a request to the process with the fewest, or a new one; return the process."""
     running = [process for process in _processes if process.poll() is None]
-    if len(running) >= MOST:
-        asked = list(_asked.values())
-        process = min(running, key=asked.count)
+    asked = list(_asked.values())
+    least = min(running, key=asked.count, default=None)
+    if least is not None and (least not in asked or len(running) >= MOST):
         # It may end at this very moment.
         with suppress(OSError):
-            _write(process, request)
-            return process
+            _write(least, request)
+            return least
     process = _start()
     _processes.append(process)
     _write(process, request)
@@ -92,15 +93,26 @@ def _write(process: subprocess.Popen[bytes], request: bytes) -> None:
     process.stdin.flush()
 
 
+@cache
+def start_before_asking(kept: Path) -> None:
+    """Start a process, so that it loads numba while this one does, if the folder `kept` is empty.
+
+    Numba keeps its code there, unless the user has named another folder or this one is read-only.
+    """
+    new = not os.environ.get("NUMBA_CACHE_DIR") and os.access(kept.parent, os.W_OK)
+    if new and is_allowed() and next(kept.glob("*.nbi"), None) is None:
+        with _lock, suppress(Exception):  # asking finds out what is wrong
+            _processes.append(_start())
+
+
 def _start() -> subprocess.Popen[bytes]:
     """Start a process that finds the same modules and the same cache."""
-    import numba
-
     # Without -P Python would look for modules in the working directory first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    cache: str = getattr(numba.config, "CACHE_DIR", "")
-    if cache:
-        environment["NUMBA_CACHE_DIR"] = cache
+    numba = sys.modules.get("numba")
+    folder: str = "" if numba is None else numba.config.CACHE_DIR
+    if folder:
+        environment["NUMBA_CACHE_DIR"] = folder
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         env=environment,

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.background import compile_in_background, is_allowed
+from debubble.engine.background import compile_in_background, is_allowed, start_before_asking
 from debubble.engine.kernel_files import add_one_by_one
 
 R = TypeVar("R")
@@ -133,6 +133,8 @@ class Kernel(Generic[R]):
         else:
             _interpreted += work
             small = _interpreted < INTERPRET_BELOW
+            if not small:
+                start_before_asking(Path(__file__).with_name("__pycache__"))
         if types is not None and not small and types in self._entries:
             return self._entries[types](*args)
         if small or not load_compiler() or not self._is_ready(work, args):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.carries import WAYS
+from debubble.core.kind_fields import always
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import (
     FORWARD_KINDS,
@@ -28,7 +29,6 @@ from debubble.core.kinds import (
     Per,
     Stream,
     Time,
-    always,
 )
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import layout

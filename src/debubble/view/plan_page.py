@@ -198,12 +198,6 @@ def _plan(found: Answer, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
     }
 
 
-def _mostly(best: Evaluated, plan: Evaluated) -> str:
-    """Return the main causes for which a plan is slower than the recommended one."""
-    causes = difference(best, plan) if plan.step_time > best.step_time else ""
-    return f"Mostly {causes}." if causes else ""
-
-
 def _flags(plan: Evaluated, flags: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return flags for every framework, and files to start those that the plan is made for."""
     own = plan.request.fixed.framework
