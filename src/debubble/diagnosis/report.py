@@ -109,8 +109,8 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     if schedule.carries:
         pairs = ", ".join(f"{one}:{other}" for one, other in schedule.carries)
         yield (
-            f"Skip connections {pairs}: input counts as a late message of a neighbor until all of it "
-            "is there, so that a slow link may be a slow skip connection"
+            f"Skip connections {pairs}: input counts as a late message of a neighbor until all is "
+            "there, so that a slow link may be a slow skip connection"
         )
     times = run.step_times * 1e3
     span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
