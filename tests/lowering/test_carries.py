@@ -18,14 +18,13 @@ from debubble.analysis import metrics
 from debubble.analysis.measures import boundary_transfers, p2p_volume
 from debubble.core.errors import FormatError, ParameterError, ScheduleError
 from debubble.core.kinds import CARRY_KINDS
-from debubble.diagnosis.diagnose import read_trace
 from debubble.engine.modes import P2P_MODES
 from debubble.engine.validate import has
 from debubble.interchange import launchers
 from debubble.interchange.read_trace import load_trace
 from debubble.interchange.schedule_json import from_json
 from debubble.interchange.torch_csv import to_csv
-from debubble.interchange.trace_events import run_trace, trace_text, write_trace
+from debubble.interchange.trace_events import trace_text, write_trace
 from debubble.lowering.carries import add_carries
 from debubble.lowering.transfers import RECEIVE_POLICIES, TRANSFER_POLICIES, add_transfers
 from debubble.megatron.refused import refuse
@@ -199,21 +198,6 @@ def test_ends_that_nothing_is_carried_over_are_found() -> None:
     assert "nothing is carried from or to stage 0 that way" in text
 
 
-def traced(schedule: Schedule, path: Any) -> None:
-    """Diagnose a measured run."""
-    timeline = db.simulate(schedule, Costs(time_unit="ms"))
-    write_trace(run_trace(schedule, {"measured": (timeline.start, timeline.end)}), path)
-    read_trace(path)
-
-
-def test_the_refusal_of_a_carried_trace_names_a_command_that_draws_it(tmp_path: Any) -> None:
-    path = tmp_path / "x.trace.json"
-    with pytest.raises(FormatError) as refused:
-        traced(three(), path)
-    words = str(refused.value).split("draw it: debubble ")[1].split()
-    assert call(*words, "-o", tmp_path / "x.svg").code == 0
-
-
 SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "torch-csv": lambda schedule, _: to_csv(schedule),
     "torch-csv-comms": lambda schedule, path: add_transfers(schedule).save(f"{path}.csv"),
@@ -221,7 +205,6 @@ SURFACES: dict[str, Callable[[Schedule, Any], object]] = {
     "automodel": lambda schedule, _: launchers.automodel(schedule, "x.csv", None),
     "megatron": lambda schedule, _: launchers.megatron(schedule),
     "debubble.megatron": lambda schedule, _: refuse(None, schedule),
-    "diagnosis": lambda schedule, path: traced(schedule, f"{path}.json"),
 }
 """Everything outside of debubble's engine that takes a schedule, and no carries."""
 

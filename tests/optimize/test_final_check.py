@@ -137,19 +137,19 @@ def test_every_field_of_what_is_asked_reaches_the_problems() -> None:
     base: dict[str, Any] = {
         "ranks": 2, "microbatches": 4, "chunks": 1, "costs": COSTS, "layers": None, "memory": None,
         "placement": "any", "backward": "free", "recompute": "none", "offload": "none",
-        "p2p_mode": "overlapped",
+        "p2p_mode": "overlapped", "carry": None,
     }  # fmt: skip
     others: dict[str, Any] = {
         "ranks": 3, "microbatches": 5, "chunks": 2, "costs": db.Costs(F=3, I=3, W=2), "layers": 4,
         "memory": 2, "placement": [1, 0], "backward": "fused", "recompute": "full",
-        "offload": [0], "p2p_mode": "blocking",
+        "offload": [0], "p2p_mode": "blocking", "carry": "0:1",
     }  # fmt: skip
 
     def read(asked: Request) -> list[Any]:
         return [
             (each.placement.table, each.microbatches, each.mode, each.backward, each.recompute,
              each.offload, each.limits.tolist(), np.round(each.table.duration, 9).tolist(),
-             each.layers and each.layers.count)
+             each.layers and each.layers.count, each.carries)
             for each in asked.problems
         ]  # fmt: skip
 

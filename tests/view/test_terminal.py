@@ -265,6 +265,24 @@ def test_transfers_that_are_actions_have_rows_of_their_own() -> None:
     assert any(line.startswith("send, recv: ") for line in lines)
 
 
+def test_what_stages_carry_has_rows_of_its_own() -> None:
+    from debubble.lowering.chain import lower
+
+    made = lower(db.make("1f1b", ranks=3, microbatches=2), carry=[(0, 2)], transfers="eager")
+    timeline = db.simulate(made, db.Costs(F=1, B=2))
+    lines = draw(timeline, width=70, color=False).splitlines()
+    rows = [line.split("│") for line in lines if "│" in line]
+    names = [name.strip() for name, _ in rows]
+    assert names[:5] == ["rank 0", "send", "send C", "recv", "recv C"]
+    found = {name: row.split() for name, (_, row) in zip(names[:5], rows, strict=False)}
+    assert found["send C"] == [">0", ">1"]
+    assert found["recv C"] == ["<0", "<1"]
+    assert any("send C, recv C: what stages carry" in line for line in lines)
+    narrow = draw(timeline, width=40, color=False).splitlines()
+    short = [line.split("│")[0].strip() for line in narrow if "│" in line]
+    assert short[:5] == ["0", "s", "S", "r", "R"]
+
+
 def test_transfers_without_room_are_left_out_and_named() -> None:
     from debubble.lowering.chain import lower
 

@@ -155,6 +155,24 @@ def test_transfers_are_in_the_order_of_their_start(model):
 
 
 @pytest.mark.parametrize("transfers", ["", "eager"])
+def test_transfers_have_kinds_of_their_own_in_a_legend(model, transfers):
+    """Whether they are actions or not; what is carried is of another kind and color."""
+    schedule = db.make("1f1b", ranks=3, microbatches=2, carry=[(0, 2)])
+    if transfers:
+        schedule = lower(schedule, transfers=transfers)
+    timeline = db.simulate(schedule, db.Costs(F=1, B=2, p2p=0.3, p2p_carry=2))
+    look = (
+        "(run) => run.kinds.map((kind, index) => [kind.name, kind.color, run.shows(index)])"
+        ".filter(([name,, shown]) => shown && name.startsWith('SEND'))"
+    )
+    found = {name: color for name, color, _ in model(timeline, look)}
+    assert set(found) == {"SEND_F", "SEND_B", "SEND_C", "SEND_CB"}
+    assert len(set(found.values())) == 4
+    sent = "(run) => run.transfers(0).map(({ kind }) => run.kinds[kind[0]].name)"
+    assert model(timeline, sent) == ["SEND_F", "SEND_C"]
+
+
+@pytest.mark.parametrize("transfers", ["", "eager"])
 @pytest.mark.parametrize("mode", ["overlapped", "channel"])
 def test_transfers_of_a_page_are_those_of_a_figure(model, mode, transfers):
     """What is carried, 2 long, is in a lane of its own; its link is busy, so that it queues."""

@@ -216,6 +216,9 @@ class Observed:
         Numbers of unused events, files or steps, by reason.
     costs
         Costs from sums of times, for a format without actions.
+    carries
+        Skip connections, pairs (from stage, to stage). What is carried is a part of the message
+        that its target gets of its neighbor: that is there when both are.
     """
 
     format: str
@@ -235,6 +238,7 @@ class Observed:
     taken_for: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     costs: Costs | None = None
+    carries: tuple[tuple[int, int], ...] = ()
 
     @property
     def hosts(self) -> tuple[str, ...]:

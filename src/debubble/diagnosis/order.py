@@ -213,7 +213,9 @@ def _schedule(key: tuple[bytes, ...], observed: Observed) -> Schedule:
     microbatches = -(-units // slices)
     placement = _placement(programs, slices, microbatches)
     try:
-        return Schedule.from_programs("custom", placement, microbatches, programs, slices=slices)
+        return Schedule.from_programs(
+            "custom", placement, microbatches, programs, slices=slices, carries=observed.carries
+        )
     except DebubbleError as error:
         raise FormatError(f"{observed.format}: {error}") from None
 

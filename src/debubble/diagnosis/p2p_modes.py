@@ -17,7 +17,7 @@ it would insert; the others are those of runtimes:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def _inserted(spec: ModeSpec) -> Callable[[Schedule], MessageRules]:
 
     def rules(schedule: Schedule) -> MessageRules:
         assert spec.receives is not None
-        lowered = insert_transfers(schedule, spec.receives, explain=False)
+        lowered = insert_transfers(replace(schedule, carries=()), spec.receives, explain=False)
         kinds = kinds_of(lowered.actions)
         transfers = np.flatnonzero(np.isin(kinds, TRANSFER_KINDS))
         given = ~np.isin(kinds, TRANSFER_KINDS)

@@ -106,6 +106,12 @@ def sentences(found: Diagnosis) -> Iterator[str]:
         yield f"{NOT_QUITE} {found.name.text}: {found.name.differences[0]}"
     elif found.name.text == "custom":
         yield "no registered schedule, and near none"
+    if schedule.carries:
+        pairs = ", ".join(f"{one}:{other}" for one, other in schedule.carries)
+        yield (
+            f"Skip connections {pairs}: input counts as a late message of a neighbor until all is "
+            "there, so that a slow link may be a slow skip connection"
+        )
     times = run.step_times * 1e3
     span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
     span = span if len(times) > 1 else ""

@@ -303,8 +303,11 @@ OTHERS = ("busy", "lead", "sent")
 
 
 def sources_of(schedule: Schedule) -> Indices:
-    """Return the action of another rank that each action of a schedule needs, −1 for none."""
-    waits, rank = waits_for(schedule), schedule.ranks_of_actions
+    """Return the action of another rank that each action of a schedule needs, −1 for none.
+
+    What stages carry is a part of the messages of their neighbors.
+    """
+    waits, rank = waits_for(replace(schedule, carries=())), schedule.ranks_of_actions
     far = rank[waits.producer] != rank[waits.consumer]
     found = np.full(len(rank), -1, dtype=np.int64)
     found[waits.consumer[far]] = waits.producer[far]

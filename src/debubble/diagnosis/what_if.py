@@ -162,11 +162,21 @@ def _named(
     sizes |= own.options if entry.name == own.name else {}
     if chunks is not None or entry.chunks is None:
         sizes["chunks"] = chunks or (own.chunks if own.chunks > 1 else None)
-    plain = make(entry.name, **sizes)
+    plain = _carried(own, make(entry.name, **sizes))
     if entry.name == own.name or not entry.uses_costs:
         return entry.name, own if _alike(plain, own) else plain
     costs = recut(_costs(replay, changes), own, plain, replay.layers)
-    return entry.name, make(entry.name, **sizes, costs=costs)
+    return entry.name, _carried(own, make(entry.name, **sizes, costs=costs))
+
+
+def _carried(own: Schedule, other: Schedule) -> Schedule:
+    """Return another schedule with the skip connections of a run."""
+    if own.carries and own.stages != other.stages:
+        raise ParameterError(
+            f"'{other.name}' has {other.stages} stages, and the run carries something between its "
+            f"{own.stages}; give a schedule with as many"
+        )
+    return replace(other, carries=own.carries)
 
 
 def _alike(one: Schedule, other: Schedule) -> bool:

@@ -69,6 +69,8 @@ def optimize(
 ) -> Result:
     """Find the fastest schedule within the memory of every rank, and a bound for any.
 
+    Without OR-Tools nothing is solved exactly; annealing and the bounds that need no solver remain.
+
     Parameters
     ----------
     ranks, microbatches
@@ -84,9 +86,9 @@ def optimize(
         Layers to be cut into the stages; the search chooses the number on every stage. That is at
         least one, but for a first stage with an embedding and a last one with a head. A number of
         equal ones, of which `costs` are those of an even cut, one number each; or a mapping with
-        the costs of every layer, as in a cost file's section ``layers``: ``{"F": [1, 1, 2], "B":
-        [2, 2, 4], "head": {"F": 0.5, "B": 1}}``, which count in place of those in `costs`. What
-        only the first or last stage does comes on top of its layers. None for stages as they are.
+        the costs of every layer in place of `costs`, as in a cost file's section ``layers``:
+        ``{"F": [1, 1, 2], "B": [2, 2, 4], "head": {"F": 0.5, "B": 1}}``. What only the first or
+        last stage does is on top. None for stages as they are.
     memory
         Limit for the activations of every rank, or one per rank, in activation units or in the unit
         of ``costs.activation``; None for no limit.
@@ -106,23 +108,20 @@ def optimize(
     p2p_mode
         Mode of transfers between ranks, see :func:`debubble.simulate`.
     carry
-        Skip connections, pairs (from stage, to stage) or a text such as ``"0:5,1:4"``: every
-        schedule that is tried, found or compared has them. They name stages, so that `chunks` is
-        one number, by default 1, and `layers` is None. Bounds know how long a carry takes; that it
-        may keep other transfers waiting they do not, and so may be too low, never too high.
+        Skip connections of every schedule, ``"0:5,1:4"`` or pairs; for one number of chunks without
+        `layers`. That they keep other transfers waiting is in makespans, and not in the bound.
     time_limit
         Seconds to use. Left out, a fixed amount of work: about ten seconds on two cores for 8
         ranks with 32 microbatches.
     effort
         Multiplies the fixed amount of work.
     seed
-        Seed of random numbers. With one seed and no time limit the annealing is the same on
-        every machine; CP-SAT with its two workers is not in every case.
+        Seed of random numbers: with one, annealing without a time limit is the same everywhere.
     workers
         Number of threads.
     cache
-        True to look for a result on disk, and to keep this one. A result of a search without
-        OR-Tools, with another budget or by another version is only the start of this search.
+        True to look for a result on disk, and to keep this one. One without OR-Tools, with another
+        budget or by another version is only the start of this search.
     published
         True to simulate the published schedules for comparison.
     report
@@ -143,10 +142,6 @@ def optimize(
     ParameterError
         When a parameter cannot be used; for a memory limit that is too small the message names the
         smallest that works.
-
-    Notes
-    -----
-    Without OR-Tools nothing is solved exactly; annealing and the bounds that need no solver remain.
 
     Examples
     --------

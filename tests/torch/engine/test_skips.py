@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import debubble as db
 import debubble.torch as dt
@@ -166,6 +169,62 @@ def test_losses_and_gradients_are_those_of_the_model_alone() -> None:
         for loss, gradient in (*near.values(), *found.values()):
             assert loss < 1e-15
             assert gradient < 1e-15
+
+
+REPLICATED: dict[str, tuple[db.Schedule, Carry]] = {
+    "chunks": (
+        db.make("interleaved-1f1b", ranks=2, chunks=2, microbatches=MICROBATCHES), {0: 3, 1: 2},
+    ),
+    "a V": (db.make("zb-v", ranks=2, microbatches=MICROBATCHES), {0: 2, 1: 3}),
+    "a V, gathered": (
+        db.make("zb-v", ranks=2, microbatches=MICROBATCHES, sharding="fsdp"), {0: 3, 1: 2},
+    ),
+}  # fmt: skip
+
+
+def of_both_replicas(case: str) -> dict[str, Tensor]:
+    """Gradients of the model alone, the mean of two replicas with a batch of their own."""
+    schedule, carry = REPLICATED[case]
+    stages = model(schedule.stages, carry)
+    for replica in range(2):
+        x, y = batch(2 + replica)
+        for part, target in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True):
+            (square(alone(stages, carry, part), target) / MICROBATCHES / 2).backward()
+    named = nn.ModuleList(stages).named_parameters()
+    return {name: weight.grad for name, weight in named if weight.grad is not None}
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_stages_that_carry_may_be_replicated_or_sharded(how: str) -> None:
+    """Two replicas of two ranks: every gradient is that of the model alone on both batches."""
+    wanted = {case: of_both_replicas(case) for case in REPLICATED}
+
+    def work(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+        dp = mesh["dp"]
+        for case, (schedule, carry) in REPLICATED.items():
+            stages = model(schedule.stages, carry)
+
+            def stage(number: int, stages: Any = stages) -> nn.Module:
+                if how == "ddp":
+                    return DistributedDataParallel(stages[number], process_group=dp.get_group())
+                fully_shard(stages[number].own, mesh=dp)
+                return fully_shard(stages[number], mesh=dp)
+
+            pipe = dt.Pipeline(schedule, stage, square, carry=named(carry), group=mesh["pp"])
+            x, y = batch(2 + dp.get_local_rank())
+            for _ in range(2):
+                # The second step knows the forms of messages.
+                pipe.zero_grad()
+                pipe.step(x, target=y)
+                pipe.eval(x, target=y)
+                for name, weight in pipe.named_parameters():
+                    assert weight.grad is not None, (case, name)
+                    whole = weight.grad.full_tensor() if how == "fsdp" else weight.grad
+                    expected = wanted[case][name.replace(".module.", ".")]
+                    torch.testing.assert_close(whole, expected, rtol=1e-9, atol=1e-14)
+
+    in_ranks(4, work)
 
 
 def test_what_runs_no_carries_says_so() -> None:

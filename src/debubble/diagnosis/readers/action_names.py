@@ -24,19 +24,20 @@ class Named(NamedTuple):
     slice: int
 
 
-_KINDS = "|".join(
-    sorted((kind.name for kind in Kind if kind not in CARRY_KINDS), key=len, reverse=True)
-)
-"""Kinds that a diagnosis knows: it has no model of what stages carry to others than the next."""
+_KINDS = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
 _PREFIX = re.compile(r"[A-Z]+:\s*", re.ASCII)
 _ACTION = re.compile(rf"(\d{{1,7}})({_KINDS})(?:(\d{{1,7}})(?:\.(\d{{1,7}}))?)?", re.ASCII)
+_CARRIED = frozenset(CARRY_KINDS)
 _OLDER = re.compile(r"([FBIW])(\d{1,7})_s(\d{1,7})", re.ASCII)
 _PAIR = re.compile(r"\(([^()]{1,200})\)OVERLAP_F_B")
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def actions_named(text: str) -> tuple[Named, ...]:
+def actions_named(text: str, carried: bool = False) -> tuple[Named, ...]:
     """Parse the name of a range: one action, several for an overlapped pair, or none.
+
+    Transfers of what stages carry to others than the next are known only if `carried`: most formats
+    have no place for them.
 
     Examples
     --------
@@ -49,7 +50,9 @@ def actions_named(text: str) -> tuple[Named, ...]:
     text = text[prefix.end() if prefix else 0 :].strip()
     pair = _PAIR.fullmatch(text)
     found = [_action(part.strip()) for part in pair[1].split(";")] if pair else [_action(text)]
-    return tuple(one for one in found if one is not None) if all(found) else ()
+    if not all(found) or (not carried and any(one and one.kind in _CARRIED for one in found)):
+        return ()
+    return tuple(one for one in found if one is not None)
 
 
 def _action(text: str) -> Named | None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import (
+    CARRY_KINDS,
     COMPUTE_KINDS,
     FORWARD_KINDS,
     KINDS,
@@ -120,7 +121,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         described = about
         ranks = max(ranks, whole(about.get("ranks"), GROUP))
         if events is not None and (events.sort == ACTION).any():
-            at = _add(collected, number_of_step, events, at)
+            at = _add(collected, number_of_step, events, at, path)
             first = first or path
     if first is None:
         if left_out[SIMULATED]:
@@ -135,6 +136,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         (0, rank): Location(numbers.get(rank), hosts.get(rank), str(first)) for rank in range(ranks)
     }
     backend, device = described.get("backend"), described.get("device")
+    carries = _carries(described)
     return collected.observed(
         NAME,
         {
@@ -143,8 +145,9 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "microbatch": "names of events",
             "step": "one per file",
             "clock": "rank 0's host, aligned by the run",
+            **({"skip connections": "parts of the messages between neighbors"} if carries else {}),
         },
-        ranks=ranks, unit=MICROSECONDS, locations=locations,
+        ranks=ranks, unit=MICROSECONDS, locations=locations, carries=carries,
         clocks="hosts" if len(set(hosts.values())) > 1 else "one",
         backend=backend if isinstance(backend, str) else "",
         device=device if device in ("cpu", "gpu") else "",
@@ -165,11 +168,6 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mappin
     found = [columns for block in file.blocks() if (columns := _columns(block, keys)) is not None]
     about = file.about("otherData")
     about = about if isinstance(about, dict) else {}
-    if about.get("carries"):
-        raise FormatError(
-            f"{path}: the run carries something to stages that are not the next, which a diagnosis "
-            f"does not know; draw it: debubble draw {path}"
-        )
     if not found:
         return None, about
     events = _OwnEvents(*map(np.concatenate, zip(*found, strict=True)))
@@ -190,7 +188,7 @@ def _columns(block: Sequence[_OwnEvent], keys: dict[Any, int]) -> _OwnEvents | N
     `keys` numbers the ids of transfers.
     """
     events = [event for event in block if event.name[:1].isdigit()]
-    named = [actions_named(event.name[:200]) for event in events]
+    named = [actions_named(event.name[:200], carried=True) for event in events]
     events = [event for event, one in zip(events, named, strict=True) if len(one) == 1]
     if not events:
         return None
@@ -217,7 +215,9 @@ _IS_COMPUTE = np.isin(list(Kind), COMPUTE_KINDS)
 _IS_TRANSFER = np.isin(list(Kind), TRANSFER_KINDS)
 
 
-def _add(collected: Collected, number_of_step: int, events: _OwnEvents, at: float) -> float:
+def _add(
+    collected: Collected, number_of_step: int, events: _OwnEvents, at: float, path: Path
+) -> float:
     """Add a step that begins at `at`, and return its end; both in seconds."""
     actions = events.taken(events.sort == ACTION)
     zero = float(actions.start.min())
@@ -229,6 +229,7 @@ def _add(collected: Collected, number_of_step: int, events: _OwnEvents, at: floa
     if (still_open := np.isnan(end)).any():
         collected.left_out[OPEN] += int(np.count_nonzero(still_open))
         begun, end = begun.taken(~still_open), end[~still_open]
+    begun, end = _with_carried(begun, end, path)
     is_send = np.isin(begun.kind, SEND_KINDS)
     for mine in (is_send, ~is_send):
         some = begun.taken(mine)
@@ -263,6 +264,45 @@ def _transfers(events: _OwnEvents) -> tuple[_OwnEvents, Times]:
     there = np.flatnonzero(last >= 0)
     there = there[np.argsort(last[there])]
     return events.taken(last[there]), end[there]
+
+
+def _with_carried(begun: _OwnEvents, end: Times, path: Path) -> tuple[_OwnEvents, Times]:
+    """Return transfers without carried ones, which are a part of the messages next to them.
+
+    What a stage gets of its neighbor is there when what is carried to it is there, too.
+    """
+    carried = np.isin(begun.kind, CARRY_KINDS)
+    if not carried.any():
+        return begun, end
+    receives = ~np.isin(begun.kind, SEND_KINDS)
+    forward = np.isin(begun.kind, FORWARD_KINDS).astype(np.int8)
+    columns = [begun.rank, forward, begun.stage, begun.microbatch, begun.slice]
+    first, group = grouped([column[receives] for column in columns])
+    mine = carried[receives]
+    alone = np.bincount(group[~mine], minlength=len(first)) == 0
+    if alone.any():
+        stage = int(begun.stage[receives][first[alone][0]])
+        raise FormatError(
+            f"{path}: what is carried to stage {stage} is all that it gets of another rank, and a "
+            f"diagnosis knows no such messages; draw it: debubble draw {path}"
+        )
+    last, since = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+    np.fmax.at(last, group, end[receives])
+    np.fmin.at(since, group, begun.waited[receives])
+    end, waited = end.copy(), begun.waited.copy()
+    end[receives] = last[group]
+    waited[receives] = np.where(np.isfinite(since), since, np.nan)[group]
+    return begun._replace(waited=waited).taken(~carried), end[~carried]
+
+
+def _carries(described: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of stages of which one carries something to the other."""
+    found = described.get("carries")
+    pairs = found if isinstance(found, list) else []
+    several = all(isinstance(each, list) and len(each) == 2 for each in pairs)
+    if not several or not all(type(stage) is int for each in pairs for stage in each):
+        return ()
+    return tuple((one, other) for one, other in pairs[:GROUP])
 
 
 def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:
