@@ -197,8 +197,8 @@ def measures_table(stages: Sequence[StageMeasures]) -> str:
     widest = max(spread.width for stage in stages for spread in stage.times.values())
     if widest > WIDE:
         lines.append(
-            f"quartiles of a time are up to {rough_percent(widest)} of it apart; measure on an idle "
-            "machine, or with more steps"
+            f"quartiles of a time are up to {rough_percent(widest)} of it apart; measure on an "
+            "idle machine, or with more steps"
         )
     return "\n".join(lines)
 
