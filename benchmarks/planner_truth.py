@@ -169,12 +169,12 @@ def worst(rows: Iterable[Judged]) -> Iterator[Row]:
 
 def worst_table(rows: Iterable[Row], count: int) -> Iterator[str]:
     """The first of them for the page."""
-    yield "| plan | measured | predicted | error | why |\n|---|---|---|---|---|"
+    yield "| error | measured | predicted | plan | why |\n|---|---|---|---|---|"
     for row in islice(rows, count):
         error = f"{100 * float(str(row['error'])):+.0f} %".replace("-", "−")
         yield (
-            f"| {row['plan']} ({row['source']}) | {row['measured']} s | {row['predicted']} s | "
-            f"{error} | {row['why']} |"
+            f"| {error} | {row['measured']} s | {row['predicted']} s | "
+            f"{row['plan']} ({row['source']}) | {row['why']} |"
         )
 
 
