@@ -13,11 +13,20 @@ import argparse
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 
 from planner_efficiencies import FOLDS, Judged, errors, judged, measured, mfu
+from planner_page import (
+    Row,
+    answer,
+    kinds,
+    percent,
+    ranking_summary,
+    verdict_table,
+    worst_table,
+)
 from planner_parts import chart, curves, gain_of_two_chunks
 from published_rows import read_rows, run_rows
 
@@ -79,10 +88,6 @@ def group_of(one: Judged) -> str:
     return f"NVIDIA's containers, dense, {shape}"
 
 
-Row = dict[str, object]
-"""A row of a data file."""
-
-
 def figures(rows: Sequence[Judged]) -> Row:
     """Number of rows, median, 90th percentile, bias, error bar, and share inside it."""
     sizes = sorted(abs(row.error) for row in rows)
@@ -121,22 +126,6 @@ def error_rows(apart: dict[str, list[Judged]]) -> Iterator[Row]:
                 yield {"left_out": fold, "by": by, "group": name} | figures(found)
 
 
-def percent(value: object, digits: int = 1) -> str:
-    """A share of a data file as text."""
-    return f"{100 * float(str(value)):.{digits}f} %"
-
-
-def kinds(rows: Iterable[Row]) -> Iterator[str]:
-    """The table of the page: a row for every kind, without its release and model."""
-    yield "| rows of | rows | median | 90 % within | inside the error bar |\n|---|---|---|---|---|"
-    for row in rows:
-        if (row["by"], row["left_out"]) == ("kind", "release and model"):
-            shares = (
-                f"{percent(row['median'])} | {percent(row['ninth'])} | {percent(row['inside'], 0)}"
-            )
-            yield f"| {row['group']} | {row['rows']} | {shares} |"
-
-
 def source_of(row: dict[str, str]) -> str:
     """Source of a row in a few words: repository or paper, release or day, and GPU."""
     words = row["source"].replace("(", "").replace(")", "").split()
@@ -165,17 +154,6 @@ def worst(rows: Iterable[Judged]) -> Iterator[Row]:
             "degrees": sizes, "measured": f"{one.item.seconds:.4g}",
             "predicted": f"{one.seconds:.4g}", "error": share(one.error), "why": why,
         }  # fmt: skip
-
-
-def worst_table(rows: Iterable[Row], count: int) -> Iterator[str]:
-    """The first of them for the page."""
-    yield "| plan | measured | predicted | error | why |\n|---|---|---|---|---|"
-    for row in islice(rows, count):
-        error = f"{100 * float(str(row['error'])):+.0f} %".replace("-", "−")
-        yield (
-            f"| {row['plan']} ({row['source']}) | {row['measured']} s | {row['predicted']} s | "
-            f"{error} | {row['why']} |"
-        )
 
 
 def tau(pairs: list[tuple[float, float]]) -> float:
@@ -207,37 +185,6 @@ def ranking(rows: Iterable[Judged]) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def answer(rows: Iterable[Row]) -> str:
-    """The first sentence of the page."""
-    medians = {
-        str(row["group"]): float(str(row["median"]))
-        for row in rows
-        if (row["by"], row["left_out"]) == ("kind", "release and model")
-    }
-    experts = [value for name, value in medians.items() if name.startswith("experts")]
-    dense = [value for name, value in medians.items() if name.endswith(("pipelined", "one stage"))]
-    dense = [value for value in dense if value not in experts]
-    return (
-        f"Published steps of dense models are predicted with a median error of "
-        f"{percent(min(dense))} to {percent(max(dense))}, those of mixtures of experts of "
-        f"{percent(min(experts))} to {percent(max(experts))}."
-    )
-
-
-def ranking_summary(rows: Sequence[Row]) -> str:
-    """The sentence of the page."""
-    if not rows:
-        return "no group has four plans"
-    taus = [float(str(row["tau"])) for row in rows]
-    ranks = [int(str(row["rank_of_fastest"])) for row in rows]
-    first, near = (sum(rank <= most for rank in ranks) for most in (1, 2))
-    return (
-        f"in {len(rows)} groups the median of Kendall's tau is {median(taus):.2f}, from "
-        f"{min(taus):.2f} to {max(taus):.2f}. The fastest plan is also predicted to be the "
-        f"fastest in {first} groups, and is among the first two in {near}"
-    )
-
-
 def verdicts(paths: Sequence[str]) -> Iterator[Row]:
     """Plans that ran, or ran out of memory, by what is said of them."""
     groups: dict[tuple[str, str], dict[str, int]] = defaultdict(
@@ -264,18 +211,6 @@ def verdicts(paths: Sequence[str]) -> Iterator[Row]:
             "framework": framework, "plans": ran, "fits": counts["yes"],
             "may_not_fit": counts["maybe"], "too_large": counts["no"],
         }  # fmt: skip
-
-
-VERDICTS = ("fits", "may_not_fit", "too_large")
-
-
-def verdict_table(rows: Sequence[Row]) -> Iterator[str]:
-    """The table of the page: plans of all frameworks together."""
-    yield "| plans that | fits | may not fit | too large |\n|---|---|---|---|"
-    for name in sorted({str(row["plans"]) for row in rows}):
-        mine = [row for row in rows if row["plans"] == name]
-        sums = [sum(int(str(row[key])) for row in mine) for key in VERDICTS]
-        yield f"| {name} | {' | '.join(map(str, sums))} |"
 
 
 def peaks(paths: Sequence[str]) -> Iterator[Row]:

@@ -26,7 +26,10 @@ def apart(page: str) -> str:
 
 
 def with_whole_words(page: str) -> str:
-    """Return the HTML of a page whose commands do not break at the hyphens of short words."""
+    """Return the HTML of a page whose commands and code do not break at hyphens of short words.
+
+    Nor do numbers in tables before their unit.
+    """
 
     def marked(block: re.Match[str]) -> str:
         return re.sub(r"(?<=>)[^<]+", lambda text: _HYPHENATED.sub(whole, text[0]), block[0])
@@ -34,6 +37,8 @@ def with_whole_words(page: str) -> str:
     def whole(found: re.Match[str]) -> str:
         return f'<span class="whole">{found[0]}</span>' if len(found[0]) <= SHORT else found[0]
 
+    page = re.sub(r"<td>(?=[−+\d.,]+ [%a-z]{1,2}</td>)", '<td class="whole">', page)
+    page = re.sub(rf"<code>(?=[^<]{{1,{SHORT}}}</code>)", '<code class="whole">', page)
     return _COMMANDS.sub(marked, page)
 
 

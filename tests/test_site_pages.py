@@ -50,6 +50,8 @@ def test_commands_break_between_words_not_at_hyphens(parts: dict[str, ModuleType
         "zb-v --rank-times",
         '<span class="whole">zb-v</span> <span class="whole">--rank-times</span>',
     )
+    assert whole("<code>-m 8</code>") == '<code class="whole">-m 8</code>'
+    assert whole("<td>−1.7 %</td>") == '<td class="whole">−1.7 %</td>'
     assert whole('<pre class="other">zb-v</pre>') == '<pre class="other">zb-v</pre>'
 
 

@@ -86,6 +86,19 @@ def test_the_errors_meet_their_targets() -> None:
         assert float(rows[kind]["inside"]) >= 0.85
 
 
+def test_the_page_on_plans_has_these_errors() -> None:
+    medians = {
+        row["group"]: 100 * float(row["median"])
+        for row in read("errors")
+        if (row["left_out"], row["by"]) == ("release and model", "kind")
+        and row["group"].endswith(("one stage", "pipelined"))
+    }
+    experts = [medians.pop(name) for name in [*medians] if name.startswith("experts")]
+    dense, mixed = (f"{min(some):.0f} to {max(some):.0f} %" for some in (medians.values(), experts))
+    text = PAGE.with_name("plan.md").read_text()
+    assert f"For dense models the median error is {dense}, for mixtures of experts {mixed}" in text
+
+
 def test_nobody_who_is_judged_is_fitted(tmp_path: Path) -> None:
     """Another time of one row changes the prediction of no row of its fold."""
     from planner_efficiencies import FOLDS, judged, measured

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,10 @@ EXAMPLE = "--example"
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
 
+_traces, _if, _fails, _writes = (
+    partial(takes, panel=panel) for panel in ("Traces", "What if", "Conditions", OUTPUT)
+)
+
 
 def trace(
     path: Annotated[
@@ -48,55 +53,35 @@ def trace(
         bool, switch("--example", "Read a small trace with a slow stage instead of PATH.", "Traces")
     ] = False,
     format: Annotated[
-        Text,
-        takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.", panel="Traces"),
+        Text, _traces("NAME", "Format of the trace: kineto, nsys, …; default: detect.")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        takes(
-            "CHANGE",
-            "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).",
-            "--set",
-            panel="What if",
-        ),
+        _if("CHANGE", "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).", "--set"),
     ] = None,
-    schedule: Annotated[
-        Text, takes("NAME", "Predict the step time of another schedule.", panel="What if")
-    ] = None,
-    chunks: Annotated[
-        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v", panel="What if")
-    ] = None,
+    schedule: Annotated[Text, _if("NAME", "Predict the step time of another schedule.")] = None,
+    chunks: Annotated[Text, _if("N", "Stages per rank of that schedule.", "--chunks", "-v")] = None,
     costs: Annotated[
-        Text,
-        takes("FILE", "Cost file of a plan, for the layers of --schedule.", panel="What if"),
+        Text, _if("FILE", "Cost file of a plan, for the layers of --schedule.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,
-        takes(
-            "CONDITION",
-            'Exit with code 1 if this holds: "bubble>+3%" (repeatable).',
-            panel="Conditions",
-        ),
+        _fails("CONDITION", 'Exit with code 1 if this holds: "bubble>+3%" (repeatable).'),
     ] = None,
     baseline: Annotated[
-        Text,
-        takes(
-            "FILE", "Earlier --json output, for --fail-if conditions with +.", panel="Conditions"
-        ),
+        Text, _fails("FILE", "Earlier --json output, for --fail-if conditions with +.")
     ] = None,
     details: Annotated[
         bool, switch("--details", "Show the time of every rank by cause, and the sources.", OUTPUT)
     ] = False,
     costs_out: Annotated[
-        Text,
-        takes("FILE", "Write measured costs for other commands: .yaml, .json.", panel=OUTPUT),
+        Text, _writes("FILE", "Write measured costs for other commands: .yaml, .json.")
     ] = None,
     schedule_out: Annotated[
-        Text,
-        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json.", panel=OUTPUT),
+        Text, _writes("FILE", "Write the schedule (or that of --schedule): .csv, .json.")
     ] = None,
     html: Annotated[
-        Text, takes("FILE", "Write a page with the observed and predicted step.", panel=OUTPUT)
+        Text, _writes("FILE", "Write a page with the observed and predicted step.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -273,7 +273,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "sync", Word(SYNCS), "RULE",
-        "Rule by which optimizer steps wait: global, local, post-validation.", "Schedule and sizes",
+        "Optimizer sync: global, local or post-validation.", "Schedule and sizes",
         part_of="iterations", in_search=False,
     ),
     OptionSpec(
