@@ -6,8 +6,9 @@
 All train one model on the same processes: our engine, ours on PyTorch's runtime
 (``engine="torch"``), and PyTorch alone, with its own schedule of that order where it has one. The
 default stages are so small that what is measured is the engine. All threads of a rank count, those
-of gloo, too. Times are medians over the rounds, summed over the ranks; what one rank waits for is
-the other's work.
+of gloo, too, which poll while another thread holds a connection: on busy cores that varies, so that
+the ratio of main threads is printed, too. Times are medians over the rounds, summed over the ranks;
+what one rank waits for is the other's work.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ def theirs(schedule: db.Schedule, modules: Any, loss: Any, world: World) -> Any:
     return kind(stages[0] if single else stages, schedule.microbatches, loss_fn=loss)
 
 
-def steps(schedule: db.Schedule, model: str, rounds: int, world: World) -> dict[str, float]:
-    """Seconds of a step on one rank, by engine."""
+def steps(
+    schedule: db.Schedule, model: str, rounds: int, world: World
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a step on one rank, by engine: of all threads, and of the main one."""
     torch.set_num_threads(1)
     world.begin(0)
     make, loss, x, y = MODELS[model](schedule.stages, schedule.microbatches)
@@ -94,16 +97,19 @@ def steps(schedule: db.Schedule, model: str, rounds: int, world: World) -> dict[
             alone.step, *[x] * first, **given, losses=[] if last else None, return_outputs=False
         )
         weights += [weight for module in modules for weight in module.parameters()]
-    times: dict[str, list[float]] = {engine: [] for engine in run}
+    times: dict[str, list[tuple[float, float]]] = {engine: [] for engine in run}
     for turn in range(WARM_UP + rounds):
         for engine in list(run)[:: 1 if turn % 2 else -1]:
-            begin = time.process_time()
+            begin, main = time.process_time(), time.thread_time()
             run[engine]()
             if turn >= WARM_UP:
-                times[engine].append(time.process_time() - begin)
+                times[engine].append((time.process_time() - begin, time.thread_time() - main))
         for weight in weights:
             weight.grad = None
-    return {engine: median(values) for engine, values in times.items()}
+    return {
+        engine: (median(every for every, _ in pairs), median(main for _, main in pairs))
+        for engine, pairs in times.items()
+    }
 
 
 def main() -> None:
@@ -115,18 +121,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, metavar="N")
     parser.add_argument("schedules", nargs="*", metavar="schedule")
     typed = parser.parse_args()
-    print(f"| schedule | {', µs per action | '.join(ENGINES)}, µs per action | ratio |")
-    print("|---|---|---|---|---|")
+    print(f"| schedule | {', µs per action | '.join(ENGINES)}, µs per action | ratio | main |")
+    print("|---|---|---|---|---|---|")
     for name in typed.schedules or THEIRS:
         schedule = db.make(name, ranks=typed.ranks, microbatches=typed.microbatches)
         work = partial(steps, schedule, typed.model, typed.rounds)
         ranks = run_local(work, schedule.ranks, lambda *_: "its work", timeout=600, device="cpu")
-        found = {
-            engine: sum(rank[engine] for rank in ranks) / len(schedule) * 1e6 for engine in ranks[0]
-        }
-        cells = [f"{found[engine]:.0f}" if engine in found else "–" for engine in ENGINES]
-        ratio = f"{found[ENGINES[0]] / found[ENGINES[-1]]:.2f}" if ENGINES[-1] in found else "–"
-        print(f"| {name} | {' | '.join(cells)} | {ratio} |", flush=True)
+        every, main = (
+            {engine: sum(rank[engine][part] for rank in ranks) for engine in ranks[0]}
+            for part in range(2)
+        )
+        cells = [
+            f"{every[engine] / len(schedule) * 1e6:.0f}" if engine in every else "–"
+            for engine in ENGINES
+        ]
+        cells += [
+            f"{each[ENGINES[0]] / each[ENGINES[-1]]:.2f}" if ENGINES[-1] in each else "–"
+            for each in (every, main)
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

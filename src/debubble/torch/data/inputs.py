@@ -140,10 +140,12 @@ class MicrobatchInputs:
             self.watch.enter(self.ranks.channel, call)
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         row = [0.0] * self.watch.numbers
+        device = self.ranks.device.type
+        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
-                row[unit] = float(self._signature((*own, self.modules[0].training)))
+                row[unit] = float(self._signature(*own, (self.modules[0].training, casts)))
                 row[2 * units + unit] = count_rows(args) or count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
@@ -186,19 +188,17 @@ class MicrobatchInputs:
         """The loss of a step, as a multiple of the mean that the microbatches' shares give."""
         return self.schedule.microbatches if self.scale == "sum" else 1
 
-    def _signature(self, given: Any) -> int:
-        """Return the number of an input: equal for equal shapes, types and plain values."""
-        device = self.ranks.device.type
-        args, kwargs, training = given
+    def _signature(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, modes: Hashable
+    ) -> int:
+        """Return the number of an input: equal for equal shapes, types, plain values and modes."""
+        key: Hashable
         if kwargs is None and len(args) == 1 and isinstance(args[0], Tensor):
-            leaves, form = [args[0], training], None
+            key = (args[0].shape, args[0].dtype, modes)
         else:
-            leaves, form = pytree.tree_flatten(given)
-        key = (
-            form.__repr__() if len(leaves) > 3 else len(leaves),
-            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
-            *((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves),
-        )
+            leaves, form = pytree.tree_flatten((args, kwargs))
+            parts = ((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
+            key = (repr(form), modes, *parts)
         return self._signatures.setdefault(key, len(self._signatures))
 
     def _mean_of_replicas(self, tokens: float) -> float:

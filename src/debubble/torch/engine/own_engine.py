@@ -194,10 +194,11 @@ class OwnEngine:
         """Post a group of sends and receives."""
         # A peer that is gone fails a post, too.
         self._wait(indices[0])
-        sends, arrivals, sent = [], [], []
+        sends, arrivals, sent, signatures = [], [], [], self._batch.signatures
         for index in indices:
             step, is_send, back, source, target, key = self._moves[index]
-            boundary = self._boundary(step, source, target, key[0] >= CARRIED)
+            signature = signatures[step.unit]
+            boundary = Boundary(step.copy, source, target, key[0] >= CARRIED, signature)
             if is_send:
                 ready = self._ready.pop(key, None)
                 if ready is None or isinstance(ready, Arrival):
@@ -222,10 +223,12 @@ class OwnEngine:
         watch, recorder, index = self.watch, self.recorder, task.place
         watch.position, watch.state = index, RankState.RUNNING
         recorder.begin(index)
-        end = time.perf_counter() + task.pace
-        task.run(self, task.step, operand)
         if task.pace:
+            end = time.perf_counter() + task.pace
+            task.run(self, task.step, operand)
             sleep_until(end, self.ranks.device)
+        else:
+            task.run(self, task.step, operand)
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
@@ -249,13 +252,11 @@ class OwnEngine:
         self.watch.position = task.place
         task.run(self, task.step, operand)
 
-    def _boundary(self, step: ProgramStep, source: int, target: int, carried: bool) -> Boundary:
-        signature = self._batch.signatures[step.unit]
-        return Boundary(step.copy, source, target, carried, signature)
-
     def _hand(self, step: ProgramStep, target: int, output: StageOutput, carried: bool) -> None:
         """Keep what a stage made for another, which may be on this rank."""
-        self.wire.check(self._boundary(step, step.stage, target, carried), output.form)
+        signature = self._batch.signatures[step.unit]
+        boundary = Boundary(step.copy, step.stage, target, carried, signature)
+        self.wire.check(boundary, output.form)
         self._ready[CARRIED if carried else FORWARD, target, step.unit] = output
 
     def _forward(self, step: ProgramStep, operand: Any) -> None:

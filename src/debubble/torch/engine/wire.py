@@ -106,20 +106,24 @@ class Wire:
 
     def post(self, place: int, sends: Sequence[SendPost], arrivals: Sequence[Arrival]) -> None:
         """Post sends and receives together; `place` is the first one's position in the program."""
+        start, batched = self.ranks.start, self.ranks.batched
         operations: list[tuple[bool, Tensor, int]] = []
-        """If it is a send, the tensor, the peer."""
-        begun: list[tuple[list[Any], int, int]] = []
-        """Lists that get the works, with begin and end of their operations."""
+        """Those of a batch: if it is a send, the tensor, the peer."""
+        batch: list[Any] = []
+        """Works of the batch, which belong to all its messages."""
         for step, boundary, tensors, back in sends:
             parts = [_sendable(tensor, self.ranks.wire) for tensor in tensors]
-            works: list[Any] = []
+            works = batch
             logged = self.log.post(True, step.peer, parts)
             known = back or boundary in self._forms
             if self.announces and not known:
                 self._announced += self._send_form(step, self._new[boundary])
             if self.announces or known:
-                begun.append((works, len(operations), len(operations) + len(parts)))
-                operations += [(True, part, step.peer) for part in parts]
+                posts = [(True, part, step.peer) for part in parts]
+                if batched:
+                    operations += posts
+                else:
+                    works = start(posts, Tag.TENSORS)
             else:
                 works, parts = self._send_with_form(step, self._new[boundary], parts)
             self._sending.setdefault(step.peer, deque()).append((works, parts, logged))
@@ -137,16 +141,15 @@ class Wire:
                 for leaf in arrival.form.tensors if leaf.carries or not back
             ]  # fmt: skip
             arrival.logged = self.log.post(False, peer, arrival.tensors)
-            end = len(operations) + len(arrival.tensors)
-            begun.append((arrival.works, len(operations), end))
-            operations += [(False, part, peer) for part in arrival.tensors]
-        if not operations:
-            return
-        works = self.ranks.start(operations, Tag.TENSORS)
-        if self.ranks.batched:
-            self._batches.append((place, works))
-        for into, begin, end in begun:
-            into += works if self.ranks.batched else works[begin:end]
+            posts = [(False, part, peer) for part in arrival.tensors]
+            if batched:
+                operations += posts
+                arrival.works = batch
+            else:
+                arrival.works = start(posts, Tag.TENSORS)
+        if operations:
+            batch += start(operations, Tag.TENSORS)
+            self._batches.append((place, batch))
 
     def release_sent(self, peer: int, count: int) -> None:
         """Release the first `count` messages of this step to a rank, which has got them."""

@@ -247,8 +247,8 @@ class Ranks:
         Where they are one batch, all works belong to all of them.
         """
         if not self.batched:
-            call = {True: self.channel.send, False: self.channel.begin}
-            return [call[sends](part, peer, tag) for sends, part, peer in transfers]
+            send, begin = self.channel.send, self.channel.begin
+            return [(send if sends else begin)(part, peer, tag) for sends, part, peer in transfers]
         calls = {True: dist.isend, False: dist.irecv}
         batch = [dist.P2POp(calls[sends], part, group=self.group, group_peer=peer)
                  for sends, part, peer in transfers]  # fmt: skip
