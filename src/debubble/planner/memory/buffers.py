@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.memory.memory_events import Floats, Moments
 
-Mask = NDArray[np.bool_]
-
 
 def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     """Return bytes of transferred tensors, of `boundary` bytes each, that ranks hold in one step.
@@ -27,7 +25,7 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     work, size = moments.work, boundary / moments.schedule.slices
     starts, stops, changes = work.starts, work.stops, []
 
-    def add(when: NDArray[np.int64], which: Mask, amount: float) -> None:
+    def add(when: NDArray[np.int64], which: NDArray[np.int64], amount: float) -> None:
         changes.append((when[which], amount))
 
     if runtime.receive_buffers:
@@ -39,33 +37,29 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
         add(starts, work.takes_input, -size)
         add(stops, work.hands_gradient, size)
     else:
-        arrivals = _arrivals(moments)
-        came = work.takes_input & work.from_others
-        came_back = work.takes_gradient & work.from_others
-        add(arrivals, came, size)
-        add(starts, came, -size)
-        add(arrivals, came_back, size)
-        add(stops, came_back, -size)
+        changes.append((_arrivals(moments, work.came), size))
+        add(starts, work.came, -size)
+        changes.append((_arrivals(moments, work.came_back), size))
+        add(stops, work.came_back, -size)
     if runtime.sent_until != "made":
         add(stops, work.sends, size)
         if runtime.sent_until == "next":
-            add(
-                stops + 2,
-                work.sends & (stops % work.width + 2 < 2 * work.counts[work.ranks]),
-                -size,
-            )
+            add(stops + 2, work.sends_on, -size)
     if runtime.keeps_outputs:
         add(stops, work.hands_output, size)
         add(stops, work.takes_gradient, -size)
     return moments.held(*changes)
 
 
-def _arrivals(moments: Moments) -> NDArray[np.int64]:
-    """Return the moment when each action's input arrives."""
+def _arrivals(moments: Moments, which: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the moment when each input of some actions arrives."""
     work, timeline = moments.work, moments.timeline
+    producer = work.producer[which]
     # A receive needs its buffer from its start.
-    times = np.where(work.receives, timeline.start[work.producer], timeline.end[work.producer])
-    bounds = np.searchsorted(work.ranks, np.arange(len(work.counts) + 1)).tolist()
+    times = timeline.end[producer]
+    if work.receives.any():
+        times = np.where(work.receives[which], timeline.start[producer], times)
+    bounds = np.searchsorted(work.ranks[which], np.arange(len(work.counts) + 1)).tolist()
     parts = (times[begin:end] for begin, end in pairwise(bounds))
     found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
-    return np.minimum(found, work.starts)
+    return np.minimum(found, work.starts[which])

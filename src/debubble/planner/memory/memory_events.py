@@ -65,11 +65,12 @@ class Work:
         self.backward: Mask = self._handing(-1)
         """Mask of actions that compute for the stage before."""
         inner, outer = self.stages > 0, self.stages < schedule.stages - 1
-        self.takes_input: Mask = self.forward & inner
-        self.takes_gradient: Mask = self.backward & outer
-        self.hands_output: Mask = self.forward & outer
-        self.hands_gradient: Mask = self.backward & inner
-        """Masks of actions that take something from a neighboring stage, or hand it something."""
+        takes_input, takes_gradient = self.forward & inner, self.backward & outer
+        hands_output, hands_gradient = self.forward & outer, self.backward & inner
+        self.takes_input, self.takes_gradient, self.hands_output, self.hands_gradient = map(
+            np.flatnonzero, (takes_input, takes_gradient, hands_output, hands_gradient)
+        )
+        """Actions that take something from a neighboring stage, or hand it something."""
         producer = primary_of(schedule)[self.positions]
         known = producer >= 0
         self.producer: Integers = np.where(known, producer, 0)
@@ -78,12 +79,18 @@ class Work:
         self.receives: Mask = among(kinds, TRANSFER_KINDS)
         """Mask of actions whose input comes through a receive."""
         home = _rank_at(schedule, self.producer)
-        self.from_others: Mask = known & (self.receives | (home != self.ranks))
-        """Mask of actions whose input comes from another rank."""
-        self.sends: Mask = (self.hands_output & self._elsewhere(schedule, 1)) | (
-            self.hands_gradient & self._elsewhere(schedule, -1)
+        from_others = known & (self.receives | (home != self.ranks))
+        self.came: Integers = np.flatnonzero(takes_input & from_others)
+        self.came_back: Integers = np.flatnonzero(takes_gradient & from_others)
+        """Actions whose input, or gradient, comes from another rank."""
+        self.sends: Integers = np.flatnonzero(
+            (hands_output & self._elsewhere(schedule, 1))
+            | (hands_gradient & self._elsewhere(schedule, -1))
         )
-        """Mask of actions whose result goes to another rank."""
+        """Actions whose result goes to another rank."""
+        goes_on = self.stops % self.width + 2 < 2 * self.counts[self.ranks]
+        self.sends_on: Integers = self.sends[goes_on[self.sends]]
+        """Those that are not the last of their rank."""
 
     def _handing(self, direction: int) -> Mask:
         offsets = boundary_offsets().items()
@@ -176,6 +183,13 @@ class Moments:
             return np.zeros((ranks, width))
         moments, amounts = zip(*changes, strict=True)
         each = [np.broadcast_to(one, len(when)) for when, one in zip(moments, amounts, strict=True)]
-        found = np.bincount(np.concatenate(moments), np.concatenate(each), ranks * width)
-        sums: Floats = np.cumsum(found.reshape(ranks, width), axis=1)
+        when = np.concatenate(moments)
+        if not len(when):
+            return np.zeros((ranks, width))
+        # Logits are on one rank alone.
+        low, high = int(when.min()) // width, int(when.max()) // width + 1
+        found = np.bincount(when - low * width, np.concatenate(each), (high - low) * width)
+        sums: Floats = np.cumsum(found.reshape(-1, width), axis=1)
+        if high - low < ranks:
+            sums = np.vstack([np.zeros((low, width)), sums, np.zeros((ranks - high, width))])
         return sums

@@ -28,7 +28,7 @@ from debubble.planner.candidate import Training
 from debubble.planner.case import Case
 from debubble.planner.memory.activations import logits_bytes, stage_activations
 from debubble.planner.memory.buffers import buffers
-from debubble.planner.memory.memory_events import Backwards, Moments
+from debubble.planner.memory.memory_events import Moments
 from debubble.planner.memory.state import TrainingState, head_state, stage_states
 
 Floats = NDArray[np.float64]
@@ -164,18 +164,15 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
 def _changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats, Floats, Floats]:
     """Return activations, buffers and logits of every rank from every moment on."""
     schedule, training = timeline.schedule, case.training
-    each = stage_activations(case)
-    # Times stay; only what actions take and free is this model's.
-    timeline = replace(timeline, table=Costs(**memory_costs(case)).table(schedule))
-    again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
-    over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
-    extra = again / schedule.slices, over / schedule.slices
+    costs, own = Costs(**memory_costs(case)), timeline.table.costs
+    if any(getattr(own, name) != getattr(costs, name) for name in MEMORY_COSTS):
+        # Times stay; only what actions take and free is this model's.
+        timeline = replace(timeline, table=costs.table(schedule))
     moments = Moments(timeline)
-    backwards = moments.backwards(training.runtime.engine, case.whole_backwards)
     return (
         moments,
-        _activations(moments, extra, backwards),
-        buffers(moments, each[0].boundary, training.runtime),
+        _activations(moments, case),
+        buffers(moments, stage_activations(case)[0].boundary, training.runtime),
         _logits(moments, logits_bytes(case) / schedule.slices, _held_logits(training)),
     )
 
@@ -199,6 +196,13 @@ def margin(training: Training) -> float:
     """
     gradients = 2 if training.precision == "fp16" else 4
     return MARGIN + training.runtime.bucket * (gradients + 2) + training.graph_pools
+
+
+MEMORY_COSTS = (
+    "activation", "kept_for_weight", "recompute_kept", "offload_share", "kv", "static", "basis",
+    "chunks", "runtime",
+)  # fmt: skip
+"""Costs that decide what actions take and free."""
 
 
 def memory_costs(case: Case) -> dict[str, Any]:
@@ -239,11 +243,10 @@ def rank_states(case: Case, schedule: Schedule) -> list[TrainingState]:
     ]
 
 
-def _activations(moments: Moments, extra: tuple[Floats, Floats], backwards: Backwards) -> Floats:
+def _activations(moments: Moments, case: Case) -> Floats:
     """Return activations in flight by the engine, and those of running backwards.
 
-    `extra` are bytes of every stage: what B and I recompute, and what W needs beyond what is
-    stored.
+    Backwards hold what B and I recompute, and what W needs beyond what is stored.
     """
     timeline, schedule, work = moments.timeline, moments.schedule, moments.work
     changes: list[tuple[NDArray[np.int64], Floats]] = []
@@ -258,8 +261,13 @@ def _activations(moments: Moments, extra: tuple[Floats, Floats], backwards: Back
         use = timeline.memory
         added, freed = use.changes(schedule, use.actions[work.positions])
         changes += [(work.starts, added), (work.stops, freed)]
-    split, weights, whole = backwards
-    again, over = extra
+    each = stage_activations(case)
+    again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
+    over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
+    again, over = again / schedule.slices, over / schedule.slices
+    if not again.any() and not over.any():
+        return moments.held(*changes)
+    split, weights, whole = moments.backwards(case.training.runtime.engine, case.whole_backwards)
     if again.any():
         for run, back in ((whole, again[0]), (split, again[1])):
             amounts = back[work.stages[run]]
