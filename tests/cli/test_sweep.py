@@ -179,6 +179,7 @@ def test_without_joblib_it_says_that_it_is_slower(
 
 LESS = {
     "count: 200": "count: 20",
+    "gpus: [8, 16, 32, 64]": "gpus: [8, 32]",
     "  batch: 256\n": "  batch: 64\n  tp: 4\n  microbatch_size: 1\n  recompute: full\n",
 }
 """Some of the draws, which are all alike, and of the plans: searching is tested elsewhere."""
@@ -196,7 +197,7 @@ def test_the_examples_run(run: Run, tmp_path: Path) -> None:
         spec.write_text(text)
         data = run("sweep", spec, "-o", tmp_path / f"{path.stem}.sqlite", "-j", 1, "--json").data
         assert data["failed"] == 0
-        assert data["computed"] == data["points"] >= 16
+        assert data["computed"] == data["points"] >= 8
         columns = {
             "microbatches": ("x=microbatches", "y=makespan", "by=schedule"),
             "uncertain-costs": ("x=costs.p2p", "y=makespan", "by=schedule"),

@@ -45,7 +45,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(data=st.data(), entry=st.sampled_from(ENTRIES))
 def test_engine_equals_the_oracle_on_many_ranks(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=16, microbatches=64))

@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ def load(wheel: Path) -> Any:
     torch.cuda.get_device_capability = lambda: (9, 0)
     import megatron.training.arguments as arguments
 
+    # Making the parser takes most of a job. Only the default of `inprocess_active_world_size`
+    # depends on the job, and no test is about that.
+    parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    arguments.add_megatron_arguments = lambda _: parser
     # Transformer Engine is not installed; its versions matter to what is newer than all of this.
     arguments.is_te_min_version = lambda *version, **more: True  # noqa: ARG005
     return arguments

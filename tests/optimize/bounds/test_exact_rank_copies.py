@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -182,38 +183,71 @@ def ways(asked: Problem, rank: int) -> Iterator[list[Step]]:
         )  # fmt: skip
 
 
+COPIES = (Kind.OFFLOAD, Kind.RELOAD)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A problem with one stage per rank, as plain numbers by kind and rank."""
+
+    kinds: tuple[Kind, ...]
+    time: dict[tuple[Kind, int], float]
+    taken: dict[tuple[Kind, int], float]
+    freed: dict[tuple[Kind, int], float]
+    moved: list[float]
+    link: dict[tuple[int, int], float]
+    limits: list[float]
+
+    @classmethod
+    def of(cls, asked: Problem) -> Plain:
+        table, ranks = asked.table, range(asked.ranks)
+        cells = [(row, kind, r) for row, kind in enumerate(asked.kinds) for r in ranks]
+        time = {(kind, r): float(table.duration[kind, r]) for _, kind, r in cells}
+        time |= {(kind, r): table.copy(kind, r, None)
+                 for kind in COPIES for r in ranks if asked.offload[r]}  # fmt: skip
+        return cls(
+            tuple(asked.kinds), time,
+            {(kind, r): float(asked.taken[row, r]) for row, kind, r in cells},
+            {(kind, r): float(asked.freed[row, r]) for row, kind, r in cells},
+            table.moved(asked.recomputed).tolist(),
+            {(a, b): table.transfer(a, b) for a in ranks for b in (a - 1, a + 1) if b in ranks},
+            asked.limits_with_slack.tolist(),
+        )  # fmt: skip
+
+    def changes(self, kind: Kind, r: int, begin: float, end: float) -> list[tuple[float, float]]:
+        """When an action or copy changes what its rank holds, and by how much."""
+        if kind == Kind.OFFLOAD:
+            return [(end, -self.moved[r])]
+        if kind == Kind.RELOAD:
+            return [(begin, self.moved[r])]
+        return [(begin, self.taken[kind, r]), (end, -self.freed[kind, r])]
+
+
 def run(
-    asked: Problem, rows: Sequence[list[Step]], known: float = float("inf")
+    asked: Plain, rows: Sequence[list[Step]], known: float = float("inf")
 ) -> tuple[float, list[list[Step]]]:
     """The makespan of an order by hand, and the order with waits for copies.
 
     It is infinite where ranks wait for each other, have no room, or are no faster than is known. A
     forward waits until there is room: sooner it cannot start, and later it would help nobody.
     """
-    table, last = asked.table, asked.ranks - 1
+    last = len(rows) - 1
     end: dict[tuple[Kind, int, int], float] = {}
-    begin: dict[tuple[Kind, int, int], float] = {}
     at, free, copied = [0] * len(rows), [0.0] * len(rows), [0.0] * len(rows)
     gradient = asked.kinds[1]
     waiting = [list[Step]() for _ in rows]
-    copies = (Kind.OFFLOAD, Kind.RELOAD)
+    held = [list[tuple[float, float]]() for _ in rows]
     left = [
-        sum(float(table.duration[kind, r]) for kind, _ in row if kind not in copies)
+        sum(asked.time[kind, r] for kind, _ in row if kind not in COPIES)
         for r, row in enumerate(rows)
     ]
 
-    def held(r: int) -> list[tuple[float, float]]:
-        return sorted(
-            change
-            for key in end
-            if key[1] == r
-            for change in changes(asked, key[0], r, begin[key], end[key])
-        )
-
     def has_room(r: int, time: float) -> bool:
-        moments, amounts = np.array([(0.0, float(asked.taken[0, r])), *held(r)]).T
-        most = np.cumsum(amounts)[moments.searchsorted(time, side="right") - 1 :].max()
-        return bool(most <= asked.limits_with_slack[r])
+        total = most = asked.taken[Kind.F, r]
+        for moment, amount in held[r]:
+            total += amount
+            most = total if moment <= time else max(most, total)
+        return most <= asked.limits[r]
 
     moving = True
     while moving:
@@ -222,9 +256,9 @@ def run(
             while at[r] < len(row):
                 kind, b = row[at[r]]
                 key = (kind, r, b)
-                if kind in copies:
-                    begin[key] = max(free[r], copied[r])
-                    end[key] = copied[r] = begin[key] + table.copy(kind, r, None)
+                if kind in COPIES:
+                    begin = max(free[r], copied[r])
+                    end[key] = copied[r] = begin + asked.time[kind, r]
                 else:
                     step = -1 if kind == Kind.F else 1
                     other = (kind, r + step, b)
@@ -232,7 +266,7 @@ def run(
                     if kind != Kind.W and 0 <= r + step <= last:
                         if other not in end:
                             break
-                        now = max(now, end[other] + table.transfer(r + step, r))
+                        now = max(now, end[other] + asked.link[r + step, r])
                     if kind == gradient:
                         now = max(now, end.get((Kind.RELOAD, r, b), 0.0))
                     if kind == Kind.F:
@@ -244,37 +278,27 @@ def run(
                         if room > now:
                             waiting[r].append((Kind.WAIT_OFFLOAD, gone[room]))
                         now = room
-                    begin[key] = now
-                    end[key] = free[r] = now + float(table.duration[kind, r])
-                    left[r] -= float(table.duration[kind, r])
+                    begin = now
+                    end[key] = free[r] = now + asked.time[kind, r]
+                    left[r] -= asked.time[kind, r]
                     if free[r] + left[r] >= known:
                         return float("inf"), waiting
+                for change in asked.changes(kind, r, begin, end[key]):
+                    insort(held[r], change)
                 waiting[r].append((kind, b))
                 at[r] += 1
                 moving = True
     if any(place < len(row) for place, row in zip(at, rows, strict=True)):
         return float("inf"), waiting
-    for r in range(asked.ranks):
-        if np.cumsum([amount for _, amount in held(r)]).max() > asked.limits_with_slack[r]:
+    for changes, limit in zip(held, asked.limits, strict=True):
+        if max(accumulate(amount for _, amount in changes)) > limit:
             return float("inf"), waiting
     return max(end.values()), waiting
 
 
-def changes(
-    asked: Problem, kind: Kind, stage: int, begin: float, end: float
-) -> list[tuple[float, float]]:
-    moved = float(asked.table.moved(asked.recomputed)[stage])
-    if kind == Kind.OFFLOAD:
-        return [(end, -moved)]
-    if kind == Kind.RELOAD:
-        return [(begin, moved)]
-    row = asked.kinds.index(kind)
-    return [(begin, float(asked.taken[row, stage])), (end, -float(asked.freed[row, stage]))]
-
-
-def fits(asked: Problem, rank: int, way: Sequence[Step]) -> bool:
+def fits(asked: Plain, rank: int, way: Sequence[Step]) -> bool:
     """Whether an order has room where copies out are over at once, and copies back come late."""
-    moved = float(asked.table.moved(asked.recomputed)[rank])
+    moved = asked.moved[rank]
     held = most = 0.0
     away = set()
     for kind, b in way:
@@ -282,21 +306,21 @@ def fits(asked: Problem, rank: int, way: Sequence[Step]) -> bool:
             held -= moved
             away.add(b)
         elif kind != Kind.RELOAD:
-            row = asked.kinds.index(kind)
-            held += float(asked.taken[row, rank]) + moved * (row == 1 and b in away)
+            held += asked.taken[kind, rank] + moved * (kind == asked.kinds[1] and b in away)
             most = max(most, held)
-            held -= float(asked.freed[row, rank])
-    return most <= asked.limits_with_slack[rank]
+            held -= asked.freed[kind, rank]
+    return most <= asked.limits[rank]
 
 
 def optimum(asked: Problem) -> float:
     """The best makespan of all orders with copies of all ranks, by hand."""
+    plain = Plain.of(asked)
     rows = [
-        [way for way in ways(asked, rank) if fits(asked, rank, way)] for rank in range(asked.ranks)
+        [way for way in ways(asked, rank) if fits(plain, rank, way)] for rank in range(asked.ranks)
     ]
     best, order = float("inf"), list[list[Step]]()
     for chosen in product(*rows):
-        found, waiting = run(asked, chosen, best)
+        found, waiting = run(plain, chosen, best)
         if found < best:
             best, order = found, waiting
     if order:

@@ -282,7 +282,7 @@ def test_the_same_seed_gives_the_same_cut(monkeypatch: pytest.MonkeyPatch) -> No
     def run() -> db.Result:
         costs = db.Costs(F=5, I=6, W=4, head={"F": 3, "B": 6})
         return db.optimize(
-            ranks=3, chunks=2, microbatches=4, memory=2, costs=costs, layers=9, **FAST
+            ranks=3, chunks=2, microbatches=3, memory=2, costs=costs, layers=7, **FAST
         )
 
     one, other = run(), run()
@@ -339,7 +339,7 @@ def test_fewer_cuts_are_tried_by_what_the_strongest_rank_does_exactly(
     def search() -> tuple[float, float, int]:
         tried.clear()
         found = db.optimize(
-            ranks=3, chunks=2, microbatches=6, layers=9, memory=1.6, effort=0.05, cache=False,
+            ranks=3, chunks=2, microbatches=5, layers=8, memory=1.6, effort=0.02, cache=False,
             costs=db.Costs(F=5, I=6, W=4, p2p=1), published=False, workers=1,
         )  # fmt: skip
         return found.makespan, found.lower_bound, len(tried)

@@ -130,7 +130,7 @@ def answer(case: Case) -> db.Result:
     return db.optimize(
         ranks=len(case.recompute), chunks=1, microbatches=len(case.lengths), costs=case.costs,
         memory=case.memory, backward=case.backward, recompute=recompute, cache=False,
-        published=False, effort=0.3, workers=1,
+        published=False, effort=0.1, workers=1,
     )  # fmt: skip
 
 
