@@ -27,7 +27,7 @@ from tests.command import call
 Order = tuple[tuple[str, int], ...]
 """What a rank does: F or B, and its microbatch."""
 
-BUDGET: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
+BUDGET: dict[str, Any] = {"cache": False, "published": False, "effort": 0.005, "workers": 1}
 
 
 def orders(microbatches: int) -> Iterator[Order]:

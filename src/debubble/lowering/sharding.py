@@ -202,7 +202,7 @@ def _behind_sends(
     end = np.append(others, len(kinds))[place]
     end = np.minimum(end, schedule.offsets[ranks + 1])
     last = np.append(sends, -1)[np.searchsorted(sends, end) - 1]
-    return np.maximum(begin, last + 1)
+    return np.asarray(np.maximum(begin, last + 1))
 
 
 def _weights(
