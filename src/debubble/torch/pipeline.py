@@ -202,9 +202,10 @@ class Pipeline(Measured):
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
             wants = {"outputs": return_outputs, "metrics": metrics is not None}
-            self._loss.take(loss_kwargs, wants, self._shard is not None)
-            parts = (arg_mbs, kwarg_mbs, target_mbs)
-            batch = self._inputs.step_data(args, kwargs, target, parts, trains=True)
+            with self._watch.entering(self._ranks.channel, "step"):
+                self._loss.take(loss_kwargs, wants, self._shard is not None)
+                parts = (arg_mbs, kwarg_mbs, target_mbs)
+                batch = self._inputs.step_data(args, kwargs, target, parts, trains=True)
             batch = batch.keeping(**wants, finite=self.check_nan)
             self._gradients.start()
             found = self._engine.step(batch)
@@ -241,9 +242,10 @@ class Pipeline(Measured):
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
             wants = {"metrics": metrics is not None}
-            self._loss.take(loss_kwargs, wants, self._shard is not None)
-            parts = (arg_mbs, kwarg_mbs, target_mbs)
-            batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
+            with self._watch.entering(self._ranks.channel, "eval"):
+                self._loss.take(loss_kwargs, wants, self._shard is not None)
+                parts = (arg_mbs, kwarg_mbs, target_mbs)
+                batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
             batch = batch.keeping(**wants, finite=self.check_nan)
             found, outputs = self._engine.forward(batch, return_outputs)
             append_results(losses, found, batch.targets)

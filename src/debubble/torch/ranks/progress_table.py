@@ -156,6 +156,11 @@ class Watch:
         sums: list[float] = channel.add(numbers)
         return sums
 
+    @contextmanager
+    def entering(self, channel: Any, call: str) -> Iterator[None]:  # noqa: ARG002 - see above
+        """Run what comes before a call is entered, and enter it."""
+        yield
+
     def keep_messages(self, dumps: Any) -> None:
         """Take the writer of dumps for a hang; a run's supervisor needs none."""
 

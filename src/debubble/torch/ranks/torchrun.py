@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
+from debubble.torch.ranks.error_text import describe_error
 from debubble.torch.ranks.progress_table import (
     WAITS,
     ProgressTable,
@@ -29,7 +30,7 @@ from debubble.torch.ranks.progress_table import (
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, describe_error
+from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD
 from debubble.torch.ranks.world import Work, World, devices
 
 LOST = 2

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
-import torch
 from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks import process_group
 from debubble.torch.ranks.abort import abort_all_groups
+from debubble.torch.ranks.error_text import OWN, describe_error, is_timeout
 from debubble.torch.ranks.first_failure import FirstFailure
 from debubble.torch.ranks.message_log import HangDumps, Whereabouts
 from debubble.torch.ranks.process_group import Channel, Ranks
@@ -36,10 +36,6 @@ PERIOD = 0.5
 
 GRACE = 3.0
 """Seconds that a rank has to come back from a call that was made to fail."""
-
-OWN = str(Path(__file__).parents[2]) + os.sep
-PACKAGES = (str(Path(torch.__file__).parent) + os.sep, OWN)
-"""Folders of code that is not the user's."""
 
 CONNECTING = (str(Path(dist.__file__).parent) + os.sep, OWN)
 """Folders of code that calls other ranks."""
@@ -76,7 +72,7 @@ class StoreWatch(Watch):
         self.rank, self.timeout, self.text = rank, timeout, text
         self._abort = abort
         """Makes this rank's calls of the others fail, on a flag also those of their group."""
-        self._aborted = False
+        self._aborted = self._entered = False
         self._since = self._stuck = 0.0
         """Times when this rank had to come back, and when calls of all its groups failed."""
         self._message = ""
@@ -140,12 +136,35 @@ class StoreWatch(Watch):
     def enter(self, channel: Channel, call: str, numbers: Sequence[float] = ()) -> list[float]:
         """Wait until all ranks make a call, and return the sums of their numbers.
 
-        All calls sum one row of one length: the call's checksum, then the numbers, or as many
-        zeros. Raises RunError when a rank makes another call.
+        All calls sum one row of one length: the call's checksum, how many ranks fail before they
+        enter it, then the numbers, or as many zeros. Raises RunError when a rank makes another
+        call.
         """
+        self._entered = True
+        return self._meet(channel, call, numbers)
+
+    @contextmanager
+    def entering(self, channel: Channel, call: str) -> Iterator[None]:
+        """Run what comes before a call is entered, and enter it.
+
+        A rank that fails there meets the others all the same: of a mistake that all ranks make,
+        each raises its own error.
+        """
+        self._entered = False
+        try:
+            yield
+        except Exception:
+            if not self._entered:
+                self._meet(channel, call, (), fails=True)
+            raise
+
+    def _meet(
+        self, channel: Channel, call: str, numbers: Sequence[float], *, fails: bool = False
+    ) -> list[float]:
         self.set_waiting()
         own = float(crc32(call.encode()))
-        same, *sums = channel.add([own, *(numbers or [0.0] * self.numbers)])
+        row = [own, float(fails), *(numbers or [0.0] * self.numbers)]
+        same, failed, *sums = channel.add(row)
         if same != own * channel.size:
             calls = channel.gather(call)
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -153,6 +172,9 @@ class StoreWatch(Watch):
                 f"{self._table.names[rank]} calls {calls[rank]}() and rank 0 {calls[0]}(); all "
                 "ranks call the methods of a pipeline together"
             )
+        if failed and not fails:
+            # This rank waits in vain, until it has the message of the rank that fails.
+            channel.add([0.0])
         self.state = RankState.RUNNING
         return sums
 
@@ -322,26 +344,6 @@ class StoreWatch(Watch):
         if not self._aborted:
             self._aborted = True
             self._abort(stuck or self.position != START)
-
-
-def is_timeout(error: str) -> bool:
-    """Return if an error of a connection is about a timeout."""
-    return "timed out" in error.lower() or "timeout" in error.lower()
-
-
-def describe_error(error: BaseException) -> str:
-    """Return class, message and place of an error, in one line."""
-    if isinstance(error, DebubbleError):
-        return str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(PACKAGES)
-    ]  # fmt: skip
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first}{where}"
 
 
 Outcome = TypeVar("Outcome")

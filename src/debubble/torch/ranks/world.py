@@ -34,6 +34,7 @@ from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
+from debubble.torch.ranks.error_text import describe_error
 from debubble.torch.ranks.progress_table import (
     ProgressTable,
     RankState,
@@ -41,7 +42,6 @@ from debubble.torch.ranks.progress_table import (
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import describe_error
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
