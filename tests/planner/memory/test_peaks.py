@@ -18,6 +18,7 @@ from debubble.planner.memory.peaks import (
     memory_costs,
     memory_curves,
     memory_of,
+    peaks_of,
     rank_states,
 )
 from debubble.planner.memory.state import stage_states
@@ -104,6 +105,17 @@ def test_nothing_is_negative_and_all_parts_add_up(schedule, chunks, runtime):
         at = int(np.argmax(curve.total))
         assert rank.at.time == curve.times[at]
         assert np.all(np.diff(curve.times) >= 0)
+    peaks = peaks_of(case_of(SMALL, training, plan), timeline)
+    assert peaks.tolist() == [rank.peak for rank in ranks]
+
+
+def test_costs_of_another_model_do_not_count():
+    plan, timeline, ranks = planned(SMALL, TRAINING, Degrees(pp=4), microbatches=8)
+    case = case_of(SMALL, TRAINING, plan)
+    own = db.simulate(timeline.schedule, db.Costs(F=1, B=2, **memory_costs(case)))
+    other = db.simulate(timeline.schedule, db.Costs(F=1, B=2, activation=7.0))
+    assert memory_of(case, own) == memory_of(case, other)
+    assert [rank.peak for rank in memory_of(case, own)] == [rank.peak for rank in ranks]
 
 
 def test_the_peak_of_1f1b_is_at_the_first_rank_when_its_backwards_begin():

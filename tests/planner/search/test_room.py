@@ -56,3 +56,14 @@ def test_less_memory_leaves_room_for_no_more() -> None:
                          for one in rooms_of(asked, [batch], limit)[0].fewest]  # fmt: skip
                 assert before is None or all(a >= b for a, b in zip(before, found, strict=True))
                 before = found
+
+
+def test_batches_have_the_room_together_that_each_has_alone() -> None:
+    asked = plan_request("llama-3.1-70b", "h100", 64, 128, 4096, fixed=Fixed(framework="megatron"))
+    some = [one for one in groups(asked) if one.degrees.pp > 2]
+    for group in random.Random(2).sample(some, 5):
+        for recompute in ("none", FEWEST):
+            batches = [Batch(group, one) for one in group.all_settings if one[0] == recompute]
+            alike = [one for one in batches if one.orders == batches[0].orders]
+            alone = [rooms_of(asked, [one], 60e9)[0] for one in alike]
+            assert rooms_of(asked, alike, 60e9) == alone

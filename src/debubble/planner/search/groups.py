@@ -101,14 +101,20 @@ class CandidateGroup:
         return self._orders[names]
 
     @cached_property
+    def _degrees(self) -> dict[int, Degrees]:
+        return {}
+
+    @cached_property
     def _orders(self) -> dict[tuple[str, ...], tuple[tuple[str, Split], ...]]:
         return {}
 
     def candidate(self, schedule: str, split: Split, setting: Setting) -> Candidate:
         """Return one of the candidates, with one layer where the fewest are recomputed."""
         chunks, layers = split
+        if chunks not in self._degrees:
+            self._degrees[chunks] = replace(self.degrees, chunks=chunks)
         return Candidate(
-            replace(self.degrees, chunks=chunks), self.microbatch_size, self.microbatches, schedule,
+            self._degrees[chunks], self.microbatch_size, self.microbatches, schedule,
             layers, *first_setting(setting), mtp_stage=self.mtp_stage,
         )  # fmt: skip
 

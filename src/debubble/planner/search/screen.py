@@ -340,7 +340,7 @@ class Screen:
             least = split_bound(self.request, given)
             if least > limit:
                 return given, least, BOUND
-        candidate, bound = base_cut(self.request, given, self.splits)
+        candidate, bound = base_cut(self.request, given, self.splits, limit)
         if bound <= limit:
             return candidate, bound, ""
         return candidate, bound, BOUND if self.splits is None else SLOW_PIPELINE

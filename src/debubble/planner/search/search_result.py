@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.candidate import Candidate
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import Evaluated
 
@@ -107,13 +107,15 @@ def kept(plans: list[Evaluated], plan: Evaluated, top: int) -> list[Evaluated]:
     return gone
 
 
-Kin: TypeAlias = tuple[Degrees, int, str]
+Kin: TypeAlias = tuple[tuple[int, ...], int, str]
 """Key that similar plans share. Only the best of them is kept, so that others are alternatives."""
 
 
 def kin(candidate: Candidate) -> Kin:
     """Return degrees but for chunks, microbatch size and schedule of a candidate."""
-    return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
+    own = candidate.degrees
+    degrees = own.tp, own.cp, own.ep, own.dp, own.pp
+    return degrees, candidate.microbatch_size, candidate.schedule
 
 
 def _alike(one: Evaluated, other: Evaluated) -> bool:

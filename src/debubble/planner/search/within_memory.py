@@ -77,22 +77,26 @@ class Base:
 
 
 def base_cut(
-    request: PlanRequest, given: Candidate, splits: Allowed | None
+    request: PlanRequest, given: Candidate, splits: Allowed | None, enough: float = math.inf
 ) -> tuple[Candidate, float]:
     """Return the candidate with its own layer split, or the balanced one if its bound is lower.
 
-    With seconds that no variant is below, whatever the layer split that it moves to.
+    With seconds that no variant is below, whatever the layer split that it moves to. From `enough`
+    on it is not asked whether the framework runs the balanced one.
     """
     if splits is None or given.degrees.pp == 1:
         return given, pipeline_bound(request, given)
     cut = balanced(loads_of(request, given), homes_of(given))
     cuts = [given.layers] if cut == given.layers else [given.layers, cut]
     bound, *less = pipeline_bounds(request, given, cuts).tolist()
+    share = 1 - most_time(given)
     if less and less[0] < bound:
+        if share * less[0] > enough:
+            return given, share * less[0]
         other = replace(given, layers=cut)
         if splits(other):
             given, bound = other, less[0]
-    return given, (1 - most_time(given)) * bound
+    return given, share * bound
 
 
 def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | None) -> float:
