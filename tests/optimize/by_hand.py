@@ -90,7 +90,7 @@ class Model:
         kinds = "FB" if self.backward == "fused" else "FIW"
         ways = [
             [
-                order
+                (order, sum(stages[s][kind] for kind, s, _ in order))
                 for order in orders(
                     kinds, tuple(s for s in range(len(cut)) if self.homes[s] == r),
                     tuple(s for s, how in enumerate(choice) if how & RECOMPUTE), self.microbatches
@@ -121,34 +121,34 @@ class Model:
         return peak <= self.limit * (1 + 1e-9)
 
     def _makespan(
-        self, chosen: Sequence[Order], stages: Sequence[Mapping[str, float]], known: float
+        self,
+        chosen: Sequence[tuple[Order, float]],
+        stages: Sequence[Mapping[str, float]],
+        known: float,
     ) -> float:
-        """Time of an order; infinite where it waits for itself or is no faster than is known."""
+        """Time of the orders of all ranks, each with the time of its actions.
+
+        Infinite where ranks wait for each other or are no faster than is known.
+        """
         end: dict[tuple[str, int, int], float] = {}
-        back, last = "B" if self.backward == "fused" else "I", len(stages) - 1
+        last = len(stages) - 1
         at, free = [0] * len(chosen), [0.0] * len(chosen)
-        after = [sum(stages[s][kind] for kind, s, _ in order) for order in chosen]
-        left = sum(map(len, chosen))
+        after = [time for _, time in chosen]
+        left = sum(len(order) for order, _ in chosen)
         while left:
             before = left
-            for rank, order in enumerate(chosen):
+            for rank, (order, _) in enumerate(chosen):
                 while at[rank] < len(order):
                     kind, s, b = order[at[rank]]
-                    needs = {
-                        "F": [("F", s - 1, b)] if s else [],
-                        "R": [],
-                        "W": [("I", s, b)],
-                        back: [(back, s + 1, b)] if s < last else [],
-                    }[kind]
-                    if any(need not in end for need in needs):
-                        break
-                    ready = max(
-                        (
-                            end[need] + self.p2p * (self.homes[need[1]] != self.homes[s])
-                            for need in needs
-                        ),
-                        default=0.0,
-                    )
+                    need, ready = None, 0.0
+                    if kind == "W":
+                        need = ("I", s, b)
+                    elif kind != "R" and 0 <= (other := s - 1 if kind == "F" else s + 1) <= last:
+                        need = (kind, other, b)
+                    if need is not None:
+                        if need not in end:
+                            break
+                        ready = end[need] + self.p2p * (self.homes[need[1]] != self.homes[s])
                     end[kind, s, b] = free[rank] = max(free[rank], ready) + stages[s][kind]
                     after[rank] -= stages[s][kind]
                     if free[rank] + after[rank] >= known:

@@ -453,7 +453,7 @@ def test_text_is_readable_and_inside_at_any_width(name, width):
     sizes = [size for size, texts in written(drawing) if texts]
     canvas = FigureCanvasAgg(drawing)
     with style():
-        canvas.draw()
+        drawing.draw_without_rendering()
     renderer = canvas.get_renderer()
     shown = texts_of(drawing)
     assert min([*sizes, *(text.get_fontsize() for text in shown)]) >= 6
@@ -475,7 +475,7 @@ def test_captions_legend_and_peaks_do_not_meet(width):
     drawing.set_dpi(180)
     canvas = FigureCanvasAgg(drawing)
     with style():
-        canvas.draw()
+        drawing.draw_without_rendering()
     renderer = canvas.get_renderer()
     legend = set(drawing.legends[0].get_texts())
     shown = [text for text in texts_of(drawing) if text not in legend]
