@@ -23,17 +23,17 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     From every moment on, as a runtime keeps them; shape ``(ranks, width)``.
     """
     work, size = moments.work, boundary / moments.schedule.slices
-    starts, stops, changes = work.starts, work.stops, []
+    starts, stops = work.starts, work.stops
+    changes: list[tuple[NDArray[np.int64], Floats | float]] = []
 
     def add(when: NDArray[np.int64], which: NDArray[np.int64], amount: float) -> None:
         changes.append((when[which], amount))
 
     if runtime.receive_buffers:
-        counts = sum(
-            np.bincount(work.ranks[one], minlength=len(work.counts))
-            for one in (work.takes_input, work.takes_gradient)
-        )
-        changes.append((np.arange(len(work.counts)) * work.width, counts * size))
+        taken = np.concatenate([work.takes_input, work.takes_gradient])
+        counts = np.bincount(work.ranks[taken], minlength=len(work.counts)).astype(np.float64)
+        first = work.width * np.arange(len(work.counts), dtype=np.int64)
+        changes.append((first, counts * size))
         add(starts, work.takes_input, -size)
         add(stops, work.hands_gradient, size)
     else:
@@ -62,4 +62,5 @@ def _arrivals(moments: Moments, which: NDArray[np.int64]) -> NDArray[np.int64]:
     bounds = np.searchsorted(work.ranks[which], np.arange(len(work.counts) + 1)).tolist()
     parts = (times[begin:end] for begin, end in pairwise(bounds))
     found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
-    return np.minimum(found, work.starts[which])
+    arrivals: NDArray[np.int64] = np.minimum(found, work.starts[which])
+    return arrivals

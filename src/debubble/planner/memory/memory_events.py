@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 Backwards = tuple[Mask, Mask, Mask]
 
 
-class Work:
+class RankPrograms:
     """The work of all ranks in the order of their programs, with a moment for each start and end.
 
     Overlapped actions start and end together: they are one group. A rank has a row of `width`
@@ -111,11 +111,11 @@ def _rank_at(schedule: Schedule, positions: Integers) -> Integers:
     return found
 
 
-def work_of(schedule: Schedule) -> Work:
+def rank_programs(schedule: Schedule) -> RankPrograms:
     """Return the work of all ranks; the result is kept with the schedule."""
-    if Work not in schedule.derived:
-        schedule.derived[Work] = Work(schedule)
-    found: Work = schedule.derived[Work]
+    if RankPrograms not in schedule.derived:
+        schedule.derived[RankPrograms] = RankPrograms(schedule)
+    found: RankPrograms = schedule.derived[RankPrograms]
     return found
 
 
@@ -124,7 +124,7 @@ class Moments:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.schedule = timeline, timeline.schedule
-        self.work = work_of(timeline.schedule)
+        self.work = rank_programs(timeline.schedule)
         self.begins: Floats = timeline.start[self.work.heads]
         """Start of each group, rank by rank; shape ``(groups,)``."""
 
