@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -12,7 +13,13 @@ from debubble.planner.request import Fixed, plan_request
 from debubble.planner.search.bounds import LeastMemory, least_memory
 from debubble.planner.search.groups import groups
 from debubble.planner.search.layer_split import runnable
-from debubble.planner.search.within_memory import base_cut, base_of, least_floor
+from debubble.planner.search.within_memory import (
+    BaseVariants,
+    base_cut,
+    base_of,
+    least_floor,
+    within_limit_of,
+)
 
 FRAMEWORKS = (None, "megatron", "automodel")
 
@@ -46,3 +53,21 @@ def test_no_setting_of_a_group_needs_less_than_the_least() -> None:
             for setting in group.all_settings
         )
         assert known.of(group) <= min(every) * (1 + 1e-9)
+
+
+def test_a_schedule_that_is_made_in_more_memory_is_not_below_the_floor_of_its_base() -> None:
+    asked = plan_request("llama-3.1-8b", "h100", 24, 128, 4096, fixed=Fixed(framework="automodel"))
+    asked = replace(asked, limit=math.inf)
+    saved = []
+    for group in groups(asked):
+        made = [one for one in group.candidates() if one.schedule == "v-zb"]
+        if group.degrees.pp == 3 and group.microbatches == 4 and group.degrees.tp == 1 and made:
+            own, _ = base_cut(asked, made[0], runnable(asked))
+            base = base_of(asked, own, runnable(asked))
+            assert base is not None
+            variants = BaseVariants(asked, within_limit_of(asked, base, None), runnable(asked))
+            for _ in range(3):
+                variants.look()
+            saved.append(1 - variants.plan.step_time / base.plan.step_time)
+            assert variants.plan.step_time >= base.floor
+    assert max(saved) > 0.06
