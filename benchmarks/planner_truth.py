@@ -10,6 +10,7 @@ anew without the rows that are left out together with it (`planner_efficiencies.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
@@ -33,9 +34,9 @@ WHY = (
     (lambda row: "773" in row["source"],
      "512 tokens on 8 stages: the host of torchtitan, which is not modeled"),
     (lambda row: "rowwise" in row["precision"], "scales per row, of early kernels"),
-    (lambda row: "kernel" in row["notes"] and "RMS" not in row["notes"],
-     "norms of single operations, of which its columns say nothing"),
-    (lambda row: row["framework"] == "aa-scaling", "one efficiency with and without fused norms"),
+    (lambda row: row["framework"] == "aa-scaling" and row["pp"] != "1",
+     "pipelines with 2,048 tokens take several microbatches longer"),
+    (lambda row: row["framework"] == "aa-scaling", "one efficiency for all of its shapes"),
     (lambda row: row["framework"] == "nanotron", "waits of a second per microbatch on many nodes"),
     (lambda row: "bigscience" in row["source"],
      "kernels before flash attention, whose speed depended on head size and batch"),
@@ -147,30 +148,91 @@ def tau(pairs: list[tuple[float, float]]) -> float:
 SAME = ("source", "model", "layers", "heads", "gpu", "gpus", "global_batch", "seq", "precision")
 
 
+NEAR_FULL = 68e9
+"""Bytes of a measured peak on H100 from which the allocator's retries take most of a step."""
+
+
+def apart(one: Judged) -> bool:
+    """Whether a row's measured step is of an effect that its columns do not tell, or not in full.
+
+    By columns and measurements alone: a peak near the memory; or a pipeline of nanotron with
+    replicas and without ZeRO, of which some wait for every microbatch and others do not.
+    """
+    row, plan = one.item.row, one.item.plan
+    if row["framework"] != "nanotron":
+        return False
+    waits = row["zero"] == "0" and row["pp"] != "1" and plan.case.degrees.dp > 1
+    return waits or (plan.memory or 0.0) > NEAR_FULL
+
+
 def ranking(rows: Iterable[Judged]) -> Iterator[str]:
     """Rank correlations of groups of at least four plans that differ in nothing but the plan."""
     groups = defaultdict(list)
     for one in rows:
         groups[tuple(one.item.row[key] for key in SAME)].append(one)
-    yield "| plans | number | tau | tau, MFU from 30 % | fastest plan's rank |"
-    yield "|---|---|---|---|---|"
-    all_of, fast_of = [], []
+    yield "| plans | number | tau | tau, MFU from 30 % | left out | tau | fastest plan's rank |"
+    yield "|---|---|---|---|---|---|---|"
+    columns: list[list[float]] = [[], [], []]
     for key, found in sorted(groups.items()):
         if len(found) < 4:
             continue
+        quick = [one for one in found if mfu(one.item.case, one.item.seconds) >= EAGER]
+        rest = [one for one in found if not apart(one)]
         pairs = [(one.item.seconds, one.seconds) for one in found]
-        quick = [(one.item.seconds, one.seconds) for one in found
-                 if mfu(one.item.case, one.item.seconds) >= EAGER]  # fmt: skip
-        all_of.append(tau(pairs))
-        fast = "–"
-        if len(quick) >= 4:
-            fast_of.append(tau(quick))
-            fast = f"{fast_of[-1]:.2f}"
+        cells = []
+        for column, some in zip(columns, (found, quick, rest), strict=True):
+            if len(some) >= 4:
+                column.append(tau([(one.item.seconds, one.seconds) for one in some]))
+            cells.append(f"{column[-1]:.2f}" if len(some) >= 4 else "–")
         rank = sorted(predicted for _, predicted in pairs).index(min(pairs)[1]) + 1
         name = f"{key[1]}, {key[5]} {key[4]}, batch {key[6]} of {key[7]} ({key[0].split()[0]})"
-        yield f"| {name} | {len(found)} | {all_of[-1]:.2f} | {fast} | {rank} |"
-    middle = [f"{median(values):.2f}" if values else "–" for values in (all_of, fast_of)]
-    yield f"| **median of {len(all_of)} groups** | | **{middle[0]}** | **{middle[1]}** | |"
+        texts = f"{cells[0]} | {cells[1]} | {len(found) - len(rest)} | {cells[2]}"
+        yield f"| {name} | {len(found)} | {texts} | {rank} |"
+    one, two, three = (f"**{median(values):.2f}**" if values else "–" for values in columns)
+    yield f"| **median of {len(columns[0])} groups** | | {one} | {two} | | {three} | |"
+
+
+def repeats(rows: Iterable[Judged]) -> Iterator[str]:
+    """How much two measurements of one plan differ: no model's order of plans is surer."""
+    same = defaultdict(list)
+    for one in rows:
+        row = one.item.row
+        same[tuple(row[key] for key in sorted(row) if key not in REPEATED)].append(one.item)
+    differences = defaultdict(list)
+    for found in same.values():
+        for one, other in combinations(found, 2):
+            ratio = math.log(one.seconds / other.seconds)
+            differences[one.row["framework"]].append(abs(ratio))
+    yield "| framework | pairs | median | 90 % within |\n|---|---|---|---|"
+    for name, sizes in sorted(differences.items()):
+        sizes.sort()
+        ninth = sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
+        yield f"| {name} | {len(sizes)} | {median(sizes):.2f} | {ninth:.2f} |"
+
+
+REPEATED = ("step_s", "tflops_per_gpu", "mfu", "mem_gb", "notes", "source")
+"""Columns in which measurements of one plan differ."""
+
+
+FILLED = (0.15, 0.3, 0.5, 0.75, 0.85, 0.95, 1.1)
+"""Shares of the memory between which plans are counted."""
+
+
+def crashes(paths: Sequence[str]) -> Iterator[str]:
+    """Plans of nanotron that ended early, by their predicted share of the memory."""
+    counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for path in paths:
+        for row, result in zip(read_rows(path), run_rows(path), strict=True):
+            if row["framework"] == "nanotron" and result["memory"]:
+                share = result["memory"] / read_row(row, "row").request.capacity
+                own = counts[sum(share >= limit for limit in FILLED)]
+                own[0] += 1
+                own[1] += not result["measured"]
+    yield "| predicted share of the memory | plans | ended early | share |\n|---|---|---|---|"
+    for at, (number, ended) in sorted(counts.items()):
+        low = f"{FILLED[at - 1]:.0%}" if at else "0"
+        name = f"{low} to {FILLED[at]:.0%}" if at < len(FILLED) else f"above {low}"
+        yield f"| {name} | {number} | {ended} | {ended / number:.0%} |"
 
 
 def verdicts(paths: Sequence[str]) -> Iterator[str]:
@@ -260,27 +322,30 @@ def page(paths: Sequence[str]) -> str:
     results = [result for path in paths for result in run_rows(path)]
     skipped = sum(bool(result["skipped"]) for result in results)
     rows = measured(paths)
-    apart = {fold: judged(rows, fold) for fold in FOLDS}
-    near = apart["release and model"]
+    folds = {fold: judged(rows, fold) for fold in FOLDS}
+    near = folds["release and model"]
     text = Path(__file__).with_name("planner_truth.md").read_text(encoding="utf-8")
     parts = {
-        "publication": "\n".join(by(apart["publication"], group_of, "rows of")),
+        "publication": "\n".join(by(folds["publication"], group_of, "rows of")),
         "release": "\n".join(by(near, group_of, "rows of")),
         "frameworks": "\n".join(by(near, lambda one: one.item.row["framework"], "framework")),
         "matches": "\n".join(
-            by([*near, *apart["publication"]], lambda one: one.match, "efficiency of")
+            by([*near, *folds["publication"]], lambda one: one.match, "efficiency of")
         ),
         "sources": "\n".join(by(near, lambda one: source_of(one.item.row), "source")),
         "worst": "\n".join(worst(near, 15)),
         "ranking": "\n".join(ranking(near)),
         "memory": "\n".join(memory(paths)),
         "verdicts": "\n".join(verdicts(paths)),
+        "crashes": "\n".join(crashes(paths)),
+        "repeats": "\n".join(repeats(near)),
+        "apart": f"{sum(map(apart, near))} of {len(near)} rows",
         "crosswise": "\n".join(crosswise(tables)),
         "interleaved": f"{gain_of_two_chunks():.3f}",
         "curves": "\n".join(curves()),
         "chart": chart(),
         "efficiencies": "\n".join(efficiencies()),
-        "errors": "\n".join(bars([*apart["publication"], *near])),
+        "errors": "\n".join(bars([*folds["publication"], *near])),
         "skipped": f"{skipped} of {len(tables)}",
     }  # fmt: skip
     for name, value in parts.items():
