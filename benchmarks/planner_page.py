@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import median
@@ -61,12 +62,16 @@ def ranking_summary(rows: Sequence[Row]) -> str:
     if not rows:
         return "no group has four plans"
     taus = [float(str(row["tau"])) for row in rows]
+    rest = [float(str(row["tau_of_the_rest"])) for row in rows if row["tau_of_the_rest"] != ""]
     ranks = [int(str(row["rank_of_fastest"])) for row in rows]
     first, near = (sum(rank <= most for rank in ranks) for most in (1, 2))
     return (
         f"in {len(rows)} groups the median of Kendall's tau is {median(taus):.2f}, from "
         f"{min(taus):.2f} to {max(taus):.2f}. The fastest plan is also predicted to be the "
-        f"fastest in {first} groups, and is among the first two in {near}"
+        f"fastest in {first} groups, and is among the first two in {near}. Without "
+        f"{sum(int(str(row['apart'])) for row in rows)} of "
+        f"{sum(int(str(row['plans'])) for row in rows)} rows, of two effects that no column "
+        f"tells, the median is {median(rest or [math.nan]):.2f}"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
@@ -45,9 +46,9 @@ WHY = (
     (lambda row: "773" in row["source"],
      "512 tokens on 8 stages: the host of torchtitan, which is not modeled"),
     (lambda row: "rowwise" in row["precision"], "scales per row, of early kernels"),
-    (lambda row: "kernel" in row["notes"] and "RMS" not in row["notes"],
-     "norms of single operations, of which its columns say nothing"),
-    (lambda row: row["framework"] == "aa-scaling", "one efficiency with and without fused norms"),
+    (lambda row: row["framework"] == "aa-scaling" and row["pp"] != "1",
+     "pipelines with 2,048 tokens take several microbatches longer"),
+    (lambda row: row["framework"] == "aa-scaling", "one efficiency for all of its shapes"),
     (lambda row: row["framework"] == "nanotron", "waits of a second per microbatch on many nodes"),
     (lambda row: "bigscience" in row["source"],
      "kernels before flash attention, whose speed depended on head size and batch"),
@@ -166,6 +167,29 @@ def tau(pairs: list[tuple[float, float]]) -> float:
 SAME = ("source", "model", "layers", "heads", "gpu", "gpus", "global_batch", "seq", "precision")
 
 
+NEAR_FULL = 68e9
+"""Bytes of a measured peak on H100 from which the allocator's retries take most of a step."""
+
+
+def is_apart(one: Judged) -> bool:
+    """Whether a row's measured step is of an effect that its columns do not tell, or not in full.
+
+    By columns and measurements alone: a peak near the memory; or a pipeline of nanotron with
+    replicas and without ZeRO, of which some wait for every microbatch and others do not.
+    """
+    row, plan = one.item.row, one.item.plan
+    if row["framework"] != "nanotron":
+        return False
+    waits = row["zero"] == "0" and row["pp"] != "1" and plan.case.degrees.dp > 1
+    return waits or (plan.memory or 0.0) > NEAR_FULL
+
+
+def tau_of(rows: Sequence[Judged]) -> float | str:
+    """Rank correlation of predicted and measured steps; nothing for fewer than four plans."""
+    pairs = [(one.item.seconds, one.seconds) for one in rows]
+    return round(tau(pairs), 2) if len(pairs) >= 4 else ""
+
+
 def ranking(rows: Iterable[Judged]) -> Iterator[Row]:
     """Rank correlations of groups of at least four plans that differ in nothing but the plan."""
     groups = defaultdict(list)
@@ -175,13 +199,55 @@ def ranking(rows: Iterable[Judged]) -> Iterator[Row]:
         if len(found) < 4:
             continue
         pairs = [(one.item.seconds, one.seconds) for one in found]
-        quick = [(one.item.seconds, one.seconds) for one in found
-                 if mfu(one.item.case, one.item.seconds) >= EAGER]  # fmt: skip
+        quick = [one for one in found if mfu(one.item.case, one.item.seconds) >= EAGER]
+        rest = [one for one in found if not is_apart(one)]
         yield {
             "source": key[0].split()[0], "model": key[1], "gpus": key[5], "gpu": key[4],
-            "batch": key[6], "sequence": key[7], "plans": len(found), "tau": round(tau(pairs), 2),
-            "tau_from_mfu_30": round(tau(quick), 2) if len(quick) >= 4 else "",
+            "batch": key[6], "sequence": key[7], "plans": len(found), "tau": tau_of(found),
+            "tau_from_mfu_30": tau_of(quick), "apart": len(found) - len(rest),
+            "tau_of_the_rest": tau_of(rest),
             "rank_of_fastest": sorted(it for _, it in pairs).index(min(pairs)[1]) + 1,
+        }  # fmt: skip
+
+
+REPEATED = ("step_s", "tflops_per_gpu", "mfu", "mem_gb", "notes", "source")
+"""Columns in which measurements of one plan differ."""
+
+
+def repeats(rows: Iterable[Judged]) -> Iterator[Row]:
+    """How much two measurements of one plan differ: no model's order of plans is surer."""
+    same = defaultdict(list)
+    for one in rows:
+        row = one.item.row
+        same[tuple(row[key] for key in sorted(row) if key not in REPEATED)].append(one.item)
+    differences = defaultdict(list)
+    for found in same.values():
+        for one, other in combinations(found, 2):
+            longer, shorter = max(one.seconds, other.seconds), min(one.seconds, other.seconds)
+            differences[one.row["framework"]].append(longer / shorter - 1)
+    for name, sizes in sorted(differences.items()):
+        yield {
+            "framework": name, "pairs": len(sizes), "median": share(median(sizes)),
+            "ninth": share(ninth(sorted(sizes))),
+        }  # fmt: skip
+
+
+FILLED = (0.15, 0.3, 0.5, 0.75, 0.85, 0.95, 1.1)
+"""Shares of the memory between which plans are counted."""
+
+
+def crashes(paths: Sequence[str]) -> Iterator[Row]:
+    """Plans of nanotron that ended early, by their predicted share of the memory."""
+    counts: dict[int, list[bool]] = defaultdict(list)
+    for path in paths:
+        for row, result in zip(read_rows(path), run_rows(path), strict=True):
+            if row["framework"] == "nanotron" and result["memory"]:
+                filled = result["memory"] / read_row(row, "row").request.capacity
+                counts[bisect_right(FILLED, filled)].append(not result["measured"])
+    for at, ended in sorted(counts.items()):
+        yield {
+            "from": (0, *FILLED)[at], "to": (*FILLED, "")[at], "plans": len(ended),
+            "ended_early": sum(ended),
         }  # fmt: skip
 
 
@@ -276,6 +342,8 @@ def data_of(paths: Sequence[str]) -> dict[str, list[Row]]:
     return {
         "errors": list(error_rows(apart)),
         "ranking": list(ranking(near)),
+        "repeats": list(repeats(near)),
+        "crashes": list(crashes(paths)),
         "verdicts": list(verdicts(paths)),
         "peaks": list(peaks(paths)),
         "pairs": list(crosswise([row for path in paths for row in read_rows(path)])),

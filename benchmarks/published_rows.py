@@ -66,8 +66,15 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
 
 
 def read_rows(path: str) -> list[dict[str, str]]:
-    """The rows of a CSV file as dictionaries of text."""
-    return parse_rows(read_text(path, MAX_BYTES), path)
+    """The rows of a CSV file as dictionaries of text.
+
+    Notes that name kernels, as those of arXiv 2311.05610 do, say whether one computes norms.
+    """
+    rows = parse_rows(read_text(path, MAX_BYTES), path)
+    for row in rows:
+        if (notes := row.get("notes", "")).startswith("kernel "):
+            row.setdefault("fused_norms", "yes" if "RMS kernel" in notes else "no")
+    return rows
 
 
 def _plan(row: Mapping[str, str], index: int) -> MeasuredRow | str:

@@ -9,5 +9,6 @@ ROW = {
     "step_s": "14.66", "mem_gb": "", "notes": "", "framework": "nemo", "year": "2025",
     "gated": "yes", "norm": "rms", "tied": "no", "dropout": "no", "head_dim": "",
     "attention": "flash", "sequence_parallel": "yes", "gradient_bytes": "4",
-    "overlap": "tp+dp+p2p", "fused_kernels": "yes", "fused_loss": "no", "nic_gb_s": "",
+    "overlap": "tp+dp+p2p", "fused_kernels": "yes", "fused_norms": "yes", "fused_loss": "no",
+    "nic_gb_s": "",
 }  # fmt: skip

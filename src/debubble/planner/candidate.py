@@ -80,6 +80,9 @@ class Training:
     """True if elementwise operations are fused into their neighbors. If they run one by one,
     gated parts store their activation function's output next to the product, and experts' outputs
     are stored before they are weighed."""
+    fused_norms: bool = True
+    """True if a kernel computes a norm. Operations one by one store its input in fp32, and its
+    result before it is multiplied with the weight."""
     fused_loss: bool = False
     """True if one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
     imbalance: float = 1.0

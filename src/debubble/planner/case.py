@@ -65,6 +65,16 @@ class Case:
         """
         return self.candidate.zero >= (3 if self.training.runtime.fsdp else 2)
 
+    @property
+    def hides_tensors(self) -> bool:
+        """True if tensor-parallel communication runs in pieces during the products next to it.
+
+        Only gathers and scatters of parts of the sequence do.
+        """
+        training = self.training
+        asked = training.overlap_tp and training.sequence_parallel and self.degrees.tp > 1
+        return asked and training.runtime.hides_tensors
+
     def group(self, dimension: Dimension) -> RankGroup:
         """Return the ranks that communicate along one dimension."""
         return group_of(self.cluster, self.degrees, dimension)

@@ -58,9 +58,11 @@ def test_a_host_with_experts_is_slow() -> None:
 
 
 def test_collectives_are_exposed_by_habit() -> None:
-    fast, slow = layer(PLAIN, tp=8), layer(replace_habits(tensor_time=2.0), tp=8)
+    fast, slow = layer(PLAIN, tp=8), layer(replace_habits(hides_tensors=False), tp=8)
     late = layer(replace_habits(collective=(1e-3, 0.0)), tp=8)
     assert fast < slow
+    # What was stored gathered is not gathered once more.
+    assert layer(replace_habits(gathered_inputs=True), tp=8)[1] < fast[1]
     assert late[0] == pytest.approx(fast[0] + 4e-3)
 
 

@@ -79,6 +79,7 @@ def test_words_of_cells_are_known(changes: dict[str, str], field: str, value: ob
         ({"overlap": "tp+p2p"}, "overlap_p2p", True),
         ({"fused_kernels": "no"}, "fused", False),
         ({"fused_loss": "yes"}, "fused_loss", True),
+        ({"fused_norms": "no"}, "fused_norms", False),
         ({"framework": "megatron-deepspeed"}, "runtime", DEEPSPEED),
         ({"framework": "torchtitan"}, "runtime", TORCH),
         ({"framework": "nemo"}, "runtime", MEGATRON),

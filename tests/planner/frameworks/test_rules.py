@@ -98,7 +98,8 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     "mtp-stage": [
         (case(latent(), "interleaved-1f1b", pp=8, chunks=2, layers=(11, 10, *[8] * 5, *[0] * 9),
               mtp_stage=7),
-         "multi-token prediction on stage 15")
+         "multi-token prediction on stage 15"),
+        (case(latent(), pp=2, layers=(61, 0), mtp_stage=0), "multi-token prediction on stage 1"),
     ],
     "overlap-sharding": [
         (case(mixture(), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2, zero=3), "ZeRO 1")

@@ -202,6 +202,15 @@ def test_multi_token_prediction_holds_its_inputs_where_it_is():
     assert apart[3] == 6 * 4096 * 7168  # the norm's input, and the head's twice
 
 
+def test_logits_that_every_rank_gathers_are_not_split():
+    model, gathers = read_model("llama-3.1-8b"), replace(TORCH, whole_logits=True)
+    split, whole = (
+        logits_bytes(case_of(model, Training(8, 8192, runtime=runtime), candidate(model, tp=2)))
+        for runtime in (TORCH, gathers)
+    )
+    assert whole == 2 * split
+
+
 def test_logits():
     model = read_model("llama-3.1-8b")
     plan = candidate(model, size=2, tp=2, cp=2)

@@ -3,6 +3,7 @@
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.memory.layer_bytes import LOOSE_NORM
 from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
 from tests.planner.cases import layer_activation
@@ -75,3 +76,33 @@ def test_autograd_saves_what_the_formula_says(gated, kv_heads):
     # Each norm keeps its mean and its deviation for every token, which formulas leave out.
     statistics = BATCH * SEQUENCE * 2 * 2 * 4
     assert expected <= found <= expected + statistics
+
+
+def test_a_norm_of_single_operations_saves_its_input_in_fp32_and_its_result_before_the_weight():
+    norm = LooseNorm()
+    x = torch.randn(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    # The root's one number per token is left out.
+    per_number = saved_bytes(norm, x) / x.numel()
+    assert per_number == pytest.approx(LOOSE_NORM, rel=0.02)
+    model = Model("one", HIDDEN, (Layer(Attention(8, 8, 32), Mlp(512)),), 100)
+    plan = Candidate(Degrees(), BATCH, 1, "1f1b", (1,))
+    fused, loose = (
+        layer_activation(
+            model, model.layers[0], Training(BATCH, SEQUENCE, fused_norms=each), plan
+        ).stored
+        for each in (True, False)
+    )
+    assert loose - fused == 2 * (LOOSE_NORM - 2) * BATCH * SEQUENCE * HIDDEN
+
+
+class LooseNorm(nn.Module):
+    """A norm by root mean square as models' first code has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(HIDDEN, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        wide = x.float()
+        root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return (wide * root).type_as(x) * self.weight

@@ -551,3 +551,42 @@ def test_any_own_description_is_a_model_or_refused(changes):
     text = yaml.safe_dump({**yaml.safe_load(OWN), **changes})
     found = built(lambda: parse_model(text, "fuzzed.yaml"))
     assert isinstance(found, FormatError) or found.parameters > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "share", "scaling"),
+    [
+        ({}, 1.0, {}),
+        ({"partial_rotary_factor": 0.5}, 0.5, {}),
+        ({"rope_scaling": {"rope_type": "default"}}, 1.0, {}),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 1.0,
+         {"rope_type": "linear", "factor": 2}),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}}, 1.0,
+         {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}),
+        ({"rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "factor": 4},
+            "sliding_attention": {"rope_type": "default"}}}, 1.0,
+         {"rope_type": "yarn", "factor": 4}),
+    ],
+)  # fmt: skip
+def test_rotary_positions_are_read_with_their_share_and_scaling(keys, share, scaling):
+    config = json.loads(shipped_text("qwen3-8b")) | keys
+    model = hugging_face_model(config, "one")
+    assert (model.rope_share, model.rope_scaling) == (share, scaling)
+
+
+def shipped_text(name):
+    folder = resources.files("debubble.planner.model") / "shipped"
+    return (folder / f"{name}.json").read_text(encoding="utf-8")
+
+
+def test_our_own_description_may_stretch_positions():
+    text = (
+        "{hidden: 64, vocabulary: 100, attention: {heads: 4, kv_heads: 4, head_dim: 16}, "
+        "mlp: {width: 128}, layers: 2, rope_share: 0.25, "
+        "rope_scaling: {rope_type: llama3, factor: 8}}"
+    )
+    model = parse_model(text, "own.yaml")
+    assert (model.rope_share, model.rope_scaling["factor"]) == (0.25, 8)
+    with pytest.raises(FormatError, match="rope_scaling is 'llama3'"):
+        parse_model(text.replace("{rope_type: llama3, factor: 8}", "llama3"), "own.yaml")

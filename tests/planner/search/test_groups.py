@@ -9,6 +9,7 @@ import pytest
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
 from debubble.planner.case import Case
+from debubble.planner.cost.step import step_time
 from debubble.planner.frameworks.table import FRAMEWORKS, broken
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.transformer import Model
@@ -17,7 +18,7 @@ from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
 from tests.conftest import EXPLORES
-from tests.planner.cases import Gpus, dense, latent, mixture
+from tests.planner.cases import Gpus, case, dense, latent, mixture
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap", "zb-v", "hanayo")
 
@@ -54,10 +55,14 @@ def by_hand(
                 if framework in ("torchtitan", "automodel") and len(zeros) > 1:
                     zeros = (0, 2, 3)
                 some = () if registry.find(name).uses_costs else ("full:1",)
-                for recompute, zero in product((*RECOMPUTES, *some), zeros):
+                stages = pp * chunks
+                cuts = [(first_cut(count, stages, model.mtp), None)]
+                if model.mtp and pp > 1:
+                    cuts.append(((*first_cut(count, stages - 1, model.mtp - 1), 0), stages - 2))
+                for recompute, zero, (cut, at) in product((*RECOMPUTES, *some), zeros, cuts):
                     one = Candidate(
-                        Degrees(tp, cp, ep, dp, pp, chunks), size, number, name,
-                        first_cut(count, pp * chunks, model.mtp), recompute, zero,
+                        Degrees(tp, cp, ep, dp, pp, chunks), size, number, name, cut, recompute,
+                        zero, mtp_stage=at,
                     )  # fmt: skip
                     if not broken(Case(model, cluster, training, one), framework):
                         left.add(one)
@@ -85,6 +90,34 @@ def test_candidates_are_all_that_rules_leave(
     given = found(model, gpus, batch, 64, schedules=SCHEDULES, framework=framework)
     assert len(given) == len(set(given))
     assert set(given) == by_hand(model, gpus, batch, 64, framework)
+
+
+def test_megatron_may_have_multi_token_prediction_ahead_of_the_loss() -> None:
+    request: dict[str, Any] = {"tp": 1, "cp": 1, "dp": 8, "schedules": ("interleaved-1f1b",)}
+    model = latent()
+    given = found(model, 64, 64, 4096, chunks=4, framework="megatron", **request)
+    places = {one.mtp_stage for one in given}
+    assert places == {None, 30}
+    assert all(one.layers[-1] == 0 for one in given if one.mtp_stage == 30)
+    # Nor are there other places where layers are given, or no framework has them.
+    cut = first_cut(61, 32, 1)
+    fixed = found(model, 64, 64, 4096, chunks=4, framework="megatron", layers=cut, **request)
+    assert {one.mtp_stage for one in fixed} == {None}
+    alone = found(dense(), 64, 64, 4096, framework="megatron", **request)
+    assert {one.mtp_stage for one in alone} == {None}
+
+
+def test_prediction_ahead_of_the_loss_is_faster_where_stages_are_small() -> None:
+    """DeepSeek-V3's published layout, and the same layers with the prediction next to the loss."""
+    layers = (3, *[2] * 29, 0, 0)
+    apart, together = (
+        step_time(
+            case(latent(), "interleaved-1f1b", ep=64, dp=64, pp=16, chunks=2, m=64, layers=layers,
+                 mtp_stage=stage)
+        ).seconds
+        for stage in (30, None)
+    )  # fmt: skip
+    assert apart < 0.96 * together
 
 
 def test_groups_share_degrees_and_count_what_they_hold() -> None:

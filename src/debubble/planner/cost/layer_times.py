@@ -128,14 +128,15 @@ def _tensor_parallel(case: Case, layer: Layer) -> Times:
     size = 2 * case.tokens * case.model.hidden
     pairs = _sums(layer)
     runtime = case.training.runtime
-    wait, shown = runtime.collective[group.nodes > 1], runtime.tensor_time
+    wait = runtime.collective[group.nodes > 1]
     if not case.training.sequence_parallel:
-        visible = pairs * (shown * all_reduce(case.gpu, group, size) + wait)
+        visible = pairs * (all_reduce(case.gpu, group, size) + wait)
         return Times(visible, visible)
     gather = all_gather(case.gpu, group, size)
-    shown *= EXPOSED if case.training.overlap_tp else 1.0
+    shown = EXPOSED if case.hides_tensors else 1.0
     visible = 2 * pairs * (gather * shown + wait)
-    return Times(visible, visible + pairs * gather * INTERFERENCE)
+    again = not runtime.gathered_inputs
+    return Times(visible, visible + pairs * gather * INTERFERENCE * again)
 
 
 def _context_parallel(case: Case, layer: Layer, core: Times) -> Times:

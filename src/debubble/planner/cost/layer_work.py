@@ -27,6 +27,12 @@ SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 """Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
 the same, and the softmax's result once more. The products' own traffic is theirs."""
 
+LOOSE_NORM = (36, 80)
+"""Bytes moved per number of a norm of single operations, forward and backward: casts, square, mean,
+two products, in fp32 but for the last (RMSNorm of AA-Scaling and of Llama's first code)."""
+LOOSE_NORM_KERNELS = 7
+"""Kernels of its forward."""
+
 
 @dataclass(frozen=True)
 class Times:
@@ -62,8 +68,12 @@ def module_times(case: Case, layer: Layer) -> dict[str, Times]:
         for name, times in _attention(case, part).items():
             found[name] = found.get(name, Times()) + times
     # Norms read and write 2 bytes per number; two additions read twice and write once.
-    norms = layer.norms
-    found["layernorm"] = _traffic(case.gpu, 4 * norms * stream, 6 * norms * stream, launches=norms)
+    norms, fused = layer.norms, case.training.fused_norms
+    ahead, back = (4, 6) if fused else LOOSE_NORM
+    starts = norms if fused else norms * LOOSE_NORM_KERNELS
+    found["layernorm"] = _traffic(
+        case.gpu, ahead * norms * stream, back * norms * stream, launches=starts
+    )
     moved = (12 + mask) * stream
     found["residual"] = _traffic(case.gpu, moved, moved, launches=2)
     return found | _feed_forward(case, layer.mlp)

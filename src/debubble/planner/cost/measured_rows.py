@@ -42,8 +42,8 @@ COLUMNS = {
 
 OTHERS = (
     "step_s", "mem_gb", "recompute", "zero", "schedule", "precision", "framework", "year",
-    "attention", "sequence_parallel", "fused_kernels", "fused_loss", "gradient_bytes", "overlap",
-    "nic_gb_s",
+    "attention", "sequence_parallel", "fused_kernels", "fused_norms", "fused_loss",
+    "gradient_bytes", "overlap", "nic_gb_s",
 )  # fmt: skip
 """Columns on how it ran, and what was measured."""
 
@@ -347,6 +347,7 @@ def _training(cells: Cells, base: PlanRequest | None) -> Training:
         sequence_parallel=cells.flag("sequence_parallel", start.sequence_parallel),
         overlap_tp="tp" in parts, overlap_dp="dp" in parts, overlap_p2p="p2p" in parts,
         fused=cells.flag("fused_kernels", start.fused),
+        fused_norms=cells.flag("fused_norms", start.fused_norms),
         fused_loss=cells.flag("fused_loss", start.fused_loss),
     )  # fmt: skip
 

@@ -138,16 +138,17 @@ def _head_times(case: Case, slow: float) -> Times:
     """Return the times of last norm, head and loss, once for every prediction."""
     model, gpu, training, tokens = case.model, case.gpu, case.training, case.tokens
     tp, group = case.degrees.tp, case.group("tp")
-    vocabulary = padded_vocabulary(model, training, tp) // tp
-    logits = tokens * vocabulary
+    vocabulary, whole = padded_vocabulary(model, training, tp) // tp, training.runtime.whole_logits
+    logits = tokens * vocabulary * (tp if whole else 1)
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
     ahead, back = training.runtime.loss_bytes
     head += Times(memory_time(gpu, ahead * logits), memory_time(gpu, back * logits))
     head = head * slow
     if group.size > 1:
         shared = all_gather(gpu, group, 2 * tokens * model.hidden)
-        shared *= EXPOSED if training.overlap_tp else 1.0
+        shared *= EXPOSED if case.hides_tensors else 1.0
         head += Times(shared, shared)
+        head += Times(all_gather(gpu, group, 2 * logits) * whole)
     return head * (1 + model.mtp)
 
 

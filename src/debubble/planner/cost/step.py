@@ -117,7 +117,8 @@ def ends_of_cuts(
     if not hidden:
         gpu = replace(gpu, nic=gpu.nic * training.runtime.end_network / NETWORK)
     shards, experts = case.group("shards"), case.group("expert_dp")
-    split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
+    split = candidate.zero >= 1
+    reduce = all_gather if split and not training.runtime.reduces_whole else all_reduce
 
     wide = gathered_bytes(training)
     own = parameters_of(case.model, training, case.degrees, cuts, candidate.mtp_at)

@@ -60,8 +60,9 @@ class Habits:
     Partly fused; a loss of single operations moves 38 and 18."""
     adds_gradients: bool = False
     """True if a kernel of its own adds each microbatch's gradients to those in fp32."""
-    tensor_time: float = 1.0
-    """Time of a tensor-parallel collective over that of NCCL's best rates."""
+    hides_tensors: bool = True
+    """True if tensor-parallel communication runs in pieces during products where that is asked
+    for."""
     hides_replicas: bool = True
     """True if ZeRO's replicas exchange gradients and weights during other work where that is asked
     for."""
@@ -83,12 +84,19 @@ class Habits:
     selective: tuple[str, ...] = ()
     """Modules that ``"selective"`` recompute computes again; empty for those that Megatron-Core
     recommends for the model."""
+    whole_logits: bool = False
+    """True if every tensor-parallel rank gathers the logits of the whole vocabulary for the
+    loss."""
     logit_bytes: float = 12.0
     """Bytes per logit while the head runs, unless one kernel computes the loss: in bf16, in fp32,
     and gradients on the way back."""
     plain_gates: bool = False
     """True if gated parts run their activation function and the product one by one, so that both
     results are stored."""
+    attention_copies: float = 0.0
+    """Copies of attention's width that stay with queries, keys, values and the output."""
+    reduces_whole: bool = False
+    """True if replicas sum whole gradients also where each needs a part."""
     gradient_bytes: int | None = None
     """Bytes per parameter of the gradient buffer, where the training decides nothing."""
     memory_error: float = 0.12

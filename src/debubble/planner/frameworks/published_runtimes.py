@@ -9,7 +9,7 @@ from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 
 NANOTRON = Habits(
-    "nanotron", "nanotron", keeps_outputs=True, portable_attention=True, logit_bytes=16.0,
+    "nanotron", "nanotron", keeps_outputs=True, portable_attention=True,
     plain_gates=True, memory_error=0.33, launch=11e-6, collective=(0.1e-3, 0.6e-3),
     collective_launch=0.44e-3, piped_layers=(0.0, 8e-3, 14e-3, 22e-3, 50e-3, 150e-3),
     loss_bytes=(38.0, 18.0), adds_gradients=True, hides_replicas=False, end_network=0.4,
@@ -17,20 +17,23 @@ NANOTRON = Habits(
 )  # fmt: skip
 """Habits of nanotron, on which the Ultra-Scale Playbook measured 4,000 plans.
 
-Its loss shifts a copy of the logits in fp32; the memory's error is that of 559 of their peaks. A
-layer takes at least 4.6 ms with a tensor-parallel group of one node, 8.3 ms over two and 15 ms over
-four, whatever its size: 98 kernels of 11 us, and 8 collectives of 0.44 ms per node. In pipelines
-over several nodes it takes what :attr:`Habits.piped_layers` says, at 1B as at 8B. Rows of pipelines
-without ZeRO that wait about a second for every microbatch are not explained.
+The memory's error is that of their peaks: with degrees from 16 on, some runs store inputs that
+others gather anew. A layer takes at least 4.6 ms with a tensor-parallel group of one node, 8.3 ms
+over two and 15 ms over four, whatever its size: 98 kernels of 11 us, and 8 collectives of 0.44 ms
+per node. In pipelines over several nodes it takes what :attr:`Habits.piped_layers` says, at 1B as
+at 8B. Some pipelines without ZeRO wait about a second for every microbatch: not explained.
 """
 AA_SCALING = Habits(
     "aa-scaling", "AA-Scaling", portable_attention=True, logit_bytes=16.0, plain_gates=True,
-    gradient_bytes=2, memory_error=0.7, launch=11e-6, tensor_time=1.75,
+    gradient_bytes=2, launch=11e-6, keeps_outputs=True,
+    gathered_inputs=True, whole_logits=True, attention_copies=3.0, reduces_whole=True,
 )  # fmt: skip
-"""Habits of AA-Scaling, on which arXiv 2311.05610 measured layouts on A100. Plans ran that have no
-room for gradients in fp32. Its peaks are not published: with sequences of 2,048 tokens, plans run
-out at 90 to 100 % of the memory, with 8,192 for no known reason at half of it. Its steps with
-degrees of 1 to 8 agree where tensor-parallel collectives take 1.75 times as long."""
+"""Habits of AA-Scaling, on which arXiv 2311.05610 measured layouts on A100, by its code.
+
+Every tensor-parallel rank gathers the logits of the whole vocabulary, and keeps those of two
+microbatches; the loss is PyTorch's, in fp32: 16 bytes per logit. Queries, keys and values before
+their rotation stay with the one tensor that holds them, and attention's output is copied once.
+Gradients are bf16, and summed whole in fp32."""
 LLM_FOUNDRY = Habits(
     "llm-foundry", "LLM Foundry", fsdp=True, gathered_inputs=True, portable_attention=True,
     attention_share=0.7,

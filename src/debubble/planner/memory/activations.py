@@ -163,7 +163,8 @@ def logits_bytes(case: Case) -> float:
     """
     training, tp = case.training, case.degrees.tp
     tokens = training.sequence * case.candidate.microbatch_size / case.degrees.cp
-    vocabulary = padded_vocabulary(case.model, training, tp) / tp
+    split = 1 if training.runtime.whole_logits else tp
+    vocabulary = padded_vocabulary(case.model, training, tp) / split
     each = FUSED_LOGIT_BYTES if training.fused_loss else training.runtime.logit_bytes
     return each * tokens * vocabulary * (1 + case.model.mtp)
 

@@ -44,6 +44,10 @@ RECOMPUTE_MODULES = (
 )  # fmt: skip
 """Modules that Megatron-LM's ``--recompute-modules`` can name."""
 
+LOOSE_NORM = 6.0
+"""Bytes per number that a norm of single operations stores: its input in fp32, and its result
+before the weight."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -76,7 +80,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
     # The outputs of both norms are the inputs of linear layers.
     found["layernorm"] = _linear_inputs(model, training)
     all_parts = found["layernorm"]
-    all_parts += Parts(stream=(2.0 * layer.norms + 2.0 * model.dropout) * hidden)
+    norm = 2.0 if training.fused_norms else LOOSE_NORM
+    all_parts += Parts(stream=(norm * layer.norms + 2.0 * model.dropout) * hidden)
     each = 4.0 if training.flash else (5.0 if model.dropout else 2.0) * training.sequence
     for part in layer.mixers:
         query, both, output = _widths(part, tp)
@@ -90,7 +95,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
         narrow_copy = inputs * output if inputs < 2 else 0
         # With a gate there are its output, and the result before it.
         gated = 4.0 * part.gate
-        all_parts += Parts(split=2.0 * (query + both + output) + narrow_copy + gated)
+        copies = 2.0 * training.runtime.attention_copies * output
+        all_parts += Parts(split=2.0 * (query + both + output) + narrow_copy + gated + copies)
         if not isinstance(part, Recurrence):
             found["core_attn"] += Parts(split=each * part.heads)
     all_parts += found["core_attn"]

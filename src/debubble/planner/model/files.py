@@ -10,7 +10,7 @@ Our YAML::
     positions: 0                  # learned ones
     mtp: 0                        # layers of multi-token prediction
     dropout: false
-    rope_theta: 500000            # base of rotary positions
+    rope_theta: 500000            # base of rotary positions; also rope_share, rope_scaling
     activation: silu              # unless given, silu where gated and gelu elsewhere
     attention: {heads: 32, kv_heads: 8, head_dim: 128}      # bias, out_bias, qk_norm, sinks, window
     mlp: {width: 14336, gated: true}                        # bias
@@ -45,12 +45,12 @@ from debubble.interchange.syntax import parse
 from debubble.interchange.text import read_text, shown
 from debubble.planner.model.config_keys import MOST_LAYERS, Keys
 from debubble.planner.model.hugging_face import (
-    MOST_THETA,
     check_attention,
     check_experts,
     hugging_face_model,
 )
 from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from debubble.planner.model.rotary import MOST_THETA, scaling
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 MAX_BYTES = 1 << 20
@@ -131,6 +131,8 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
         mtp=keys.count("mtp", 0, least=0, most=MOST_LAYERS),
         dropout=keys.flag("dropout"),
         rope_theta=_theta(keys),
+        rope_share=_share(keys),
+        rope_scaling=_scaling(keys),
         activation=keys.word("activation", "silu" if layers[-1].mlp.gated else "gelu"),
     )
     keys.refuse_unknown()
@@ -141,6 +143,22 @@ def _theta(keys: Keys) -> float | None:
     """Return the base of rotary positions, None where there is none."""
     found = keys.values["rope_theta"] if keys.positive("rope_theta", 0) else 0
     return float(found) if 1 < found < MOST_THETA else None
+
+
+def _share(keys: Keys) -> float:
+    """Return the share of a head that is rotated."""
+    found = keys.values["rope_share"] if keys.positive("rope_share", 0) else 1.0
+    return min(float(found), 1.0)
+
+
+def _scaling(keys: Keys) -> dict[str, Any]:
+    """Return the keys by which positions are stretched, named as in ``transformers``."""
+    found = keys.take("rope_scaling")
+    if found is not None and not (isinstance(found, Mapping) and scaling(found)):
+        raise FormatError(
+            f"{keys.name}: rope_scaling is {shown(found)}; give {{rope_type: llama3, factor: 8}}"
+        )
+    return scaling(found or {})
 
 
 _PARTS = ("attention", "mlp", "experts")

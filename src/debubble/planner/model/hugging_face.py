@@ -28,6 +28,7 @@ from debubble.planner.model.mixers import (
     Recurrence,
 )
 from debubble.planner.model.recurrences import RECURRENCES
+from debubble.planner.model.rotary import rotary_fields
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
@@ -42,10 +43,6 @@ KINDS = {
 """Kinds of layers by the words that files have for them."""
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
-MOST_THETA = 1e15
-"""Bases of rotary positions are below it."""
-THETAS = ("rope_theta", "rotary_emb_base")
-"""Names of the base of rotary positions."""
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
 """Names of the activation of feed-forward parts."""
 
@@ -114,17 +111,6 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
     return plain in names or not difflib.get_close_matches(plain, names, cutoff=0.8)
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float | None:
-    """Return the base of rotary positions, that of full attention where kinds have their own."""
-    found: list[Any] = [config]
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(group := config.get(key), Mapping):
-            found += [group.get(FULL), group]
-    values = (one.get(key) for one in found if isinstance(one, Mapping) for key in THETAS)
-    numbers = (one for one in values if isinstance(one, int | float))
-    return next((float(one) for one in numbers if 1 < one < MOST_THETA), None)
-
-
 def _activation(config: Mapping[str, Any]) -> str:
     """Return the name of the activation; empty where no key has it."""
     names = (config.get(key) for key in ACTIVATIONS)
@@ -190,7 +176,7 @@ class ConfigReader:
             positions=keys.first(family.positions, 0, least=0) if family.positions else 0,
             mtp=keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
             dropout=any(rates),
-            rope_theta=_rope_theta(keys.values),
+            **rotary_fields(keys.values),
             activation=_activation(keys.values),
         )
         bias = model.vocabulary * keys.on(family.head_bias)

@@ -7,8 +7,10 @@ bytes follow from their shapes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +156,11 @@ class Model:
         last, such as the head's bias.
     rope_theta
         Base of rotary positions, None where it is not known or there are none.
+    rope_share
+        Share of a head's width that is rotated.
+    rope_scaling
+        How rotary positions are stretched, by the keys of ``transformers``: ``rope_type``,
+        ``factor``, and others of the type; empty where they are not.
     activation
         Activation of the feed-forward parts by its name in ``transformers``, such as ``"silu"``;
         empty where it is not known.
@@ -172,8 +179,10 @@ class Model:
     dropout: bool = False
     first_extra: int = 0
     last_extra: int = 0
-    # Neither changes a time or a byte: caches need not tell models apart by them.
+    # These change no time and no byte: caches need not tell models apart by them.
     rope_theta: float | None = field(default=None, compare=False)
+    rope_share: float = field(default=1.0, compare=False)
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict, compare=False)
     activation: str = field(default="", compare=False)
     assumed: tuple[str, ...] = field(default=(), compare=False)
 

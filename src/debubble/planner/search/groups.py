@@ -58,6 +58,8 @@ class CandidateGroup:
     """Ways to keep activations and states, by schedule."""
     mtp_stage: int | None = None
     """Stage of multi-token prediction; None for the last."""
+    mtp_apart: bool = False
+    """True if multi-token prediction is on the last stage but one, away from the loss."""
 
     @cached_property
     def count(self) -> int:
@@ -114,8 +116,9 @@ class CandidateGroup:
         if chunks not in self._degrees:
             self._degrees[chunks] = replace(self.degrees, chunks=chunks)
         return Candidate(
-            self._degrees[chunks], self.microbatch_size, self.microbatches, schedule,
-            layers, *first_setting(setting), mtp_stage=self.mtp_stage,
+            self._degrees[chunks], self.microbatch_size, self.microbatches, schedule, layers,
+            *first_setting(setting),
+            mtp_stage=len(layers) - 2 if self.mtp_apart else self.mtp_stage,
         )  # fmt: skip
 
 
@@ -178,13 +181,14 @@ def groups(request: PlanRequest) -> Iterator[CandidateGroup]:
         for size in divisors(whole):
             if request.fixed.microbatch_size not in (None, size):
                 continue
-            orders = choice.orders(degrees, whole // size)
-            settings = {name: choice.settings(degrees, name) for name in orders}
-            found = CandidateGroup(
-                degrees, size, whole // size, orders, settings, request.fixed.mtp_stage
-            )
-            if found.count:
-                yield found
+            for apart in (False, True)[: 1 + choice.takes_apart(degrees)]:
+                orders = choice.orders(degrees, whole // size, apart=apart)
+                settings = {name: choice.settings(degrees, name) for name in orders}
+                found = CandidateGroup(
+                    degrees, size, whole // size, orders, settings, request.fixed.mtp_stage, apart
+                )
+                if found.count:
+                    yield found
 
 
 class _Choice:
@@ -197,7 +201,7 @@ class _Choice:
         if self.fixed.schedules is not None:
             names = (registry.find(name).name for name in self.fixed.schedules)
             self.schedules = tuple(dict.fromkeys(names))
-        self.known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = {}
+        self.known_orders: dict[tuple[int, int, bool, bool], dict[str, tuple[Split, ...]]] = {}
         self.known_settings: dict[tuple[str, int, int, int, int], tuple[Setting, ...]] = {}
 
     def degrees(self) -> list[Degrees]:
@@ -219,24 +223,39 @@ class _Choice:
         found = [one for one in found if self._holds(DEGREES, one)]
         return sorted(found, key=lambda d: (d.tp * d.cp * d.pp, d.tp, d.cp, d.pp, d.ep))
 
-    def orders(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
-        """Return the cuts of the model over these ranks by schedule, for so many microbatches."""
-        key = (degrees.pp, microbatches, degrees.ep > 1)
+    def takes_apart(self, degrees: Degrees) -> bool:
+        """Return whether multi-token prediction may be on a stage ahead of the loss."""
+        free = self.fixed.layers is None and self.fixed.mtp_stage is None
+        return free and self.request.model.mtp > 0 and degrees.pp > 1
+
+    def orders(
+        self, degrees: Degrees, microbatches: int, *, apart: bool = False
+    ) -> dict[str, tuple[Split, ...]]:
+        """Return the cuts of the model over these ranks by schedule, for so many microbatches.
+
+        Where multi-token prediction is `apart`, the last stage has no layers.
+        """
+        key = (degrees.pp, microbatches, degrees.ep > 1, apart)
         if key not in self.known_orders:
             found = {
-                name: tuple(self._splits(name, degrees, microbatches))
+                name: tuple(self._splits(name, degrees, microbatches, apart))
                 for name in self._schedules_on(degrees.pp)
             }
             self.known_orders[key] = {name: splits for name, splits in found.items() if splits}
         return self.known_orders[key]
 
-    def _splits(self, name: str, degrees: Degrees, microbatches: int) -> Iterator[Split]:
+    def _splits(
+        self, name: str, degrees: Degrees, microbatches: int, apart: bool
+    ) -> Iterator[Split]:
         for chunks in self._chunks(name, degrees.pp):
             layers = self.fixed.layers or self._cut(degrees.pp * chunks)
+            if apart:
+                # The prediction counts as the head does elsewhere.
+                layers = (*first_cut(self.count, len(layers) - 1, self.request.model.mtp - 1), 0)
             if (
                 len(layers) == degrees.pp * chunks
                 and fits(name, degrees.pp, chunks, microbatches)
-                and self._holds(ORDER, degrees, (name, chunks, layers), microbatches)
+                and self._holds(ORDER, degrees, (name, chunks, layers), microbatches, apart=apart)
             ):
                 yield chunks, layers
 
@@ -287,15 +306,16 @@ class _Choice:
 
     def _holds(
         self, scope: str, degrees: Degrees, order: Order | None = None, microbatches: int = 1,
-        recompute: str = "none", zero: int = 1,
+        recompute: str = "none", zero: int = 1, apart: bool = False,
     ) -> bool:  # fmt: skip
         """Return whether the rules of a scope hold for a representative."""
         name, chunks, layers = order or ("1f1b", 1, first_cut(self.count, degrees.pp))
         size = self.request.training.batch // degrees.dp // microbatches
+        mtp_stage = self.fixed.mtp_stage if layers == self.fixed.layers else None
         own = Candidate(
             replace(degrees, chunks=chunks), size, microbatches, name, layers,
             *first_setting((recompute, zero)),
-            mtp_stage=self.fixed.mtp_stage if layers == self.fixed.layers else None,
+            mtp_stage=len(layers) - 2 if apart else mtp_stage,
         )  # fmt: skip
         case = self.request.case(own)
         return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))

@@ -105,3 +105,10 @@ def test_what_it_does_not_run_is_said() -> None:
         "(ZeRO 0); the nearest that works is ZeRO 2\n"
     )
     assert yaml.safe_load(text_of(case(latent(), pp=4))) is None
+
+
+def test_the_file_says_what_is_planned_and_not_done() -> None:
+    write = FRAMEWORKS["automodel"].files[".yaml"]
+    note = "tensor-parallel communication hidden"
+    assert note in write(case(dense(), tp=2, dp=2))
+    assert note not in write(case(dense(), dp=4))

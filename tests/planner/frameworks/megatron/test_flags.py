@@ -12,7 +12,7 @@ import yaml
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
-from debubble.planner.frameworks.megatron.model_arguments import not_described
+from debubble.planner.frameworks.megatron.model_arguments import model_arguments, not_described
 from debubble.planner.frameworks.primus.flags import plan_values
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.model.files import read_model
@@ -78,6 +78,8 @@ def test_scripts_have_the_models_activation_and_base_of_positions_and_each_argum
     alone = case(read_model("llama-3.2-1b"), m=1)
     assert "one GPU, 1f1b, 1 microbatch of 1" in " ".join(write(alone).split("\n# "))
     assert "# 1 node:" in FRAMEWORKS["bridge"].files[".py"](alone)
+    assert "  --use-rope-scaling\n  --rope-scaling-factor 8\n" in write(one)
+    assert "use_rope_scaling: true" in primus(one)
     assert "--squared-relu" in megatron.script_words(write(case(read_model("nemotron-4-15b"))))
 
 
@@ -250,6 +252,7 @@ def test_primus_overrides_what_the_arguments_set(judged: Judged) -> None:
 
 
 NOT_PLAIN = {
+    "attention_backend",
     "moe_layer_freq", "pipeline_model_parallel_layout", "exp_avg_dtype", "exp_avg_sq_dtype",
     "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage",
 }  # fmt: skip
@@ -281,6 +284,10 @@ def meant(made: dict[str, Any]) -> dict[str, Any]:
         "moments": str(args["exp_avg_dtype"]).removeprefix("torch."),
         "narrow_weights": bool(args["fp8_param_gather"] or args["fp4_param_gather"]),
         "offload": args["optimizer_cpu_offload"], "graphs": args["cuda_graph_impl"] != "none",
+        "hides": (
+            args["tp_comm_overlap"], args["overlap_grad_reduce"], args["overlap_param_gather"],
+        ),
+        "grouped": (bool(args["moe_grouped_gemm"]), bool(args["moe_permute_fusion"])),
     }  # fmt: skip
 
 
@@ -306,4 +313,41 @@ def said(one: Case) -> dict[str, Any]:
         "moments": {4: "float32", 2: "bfloat16", 1: "uint8"}[training.moment_bytes],
         "narrow_weights": training.narrow_weights and own.zero >= 1,
         "offload": training.offload_optimizer, "graphs": training.graph_pools > 0,
+        "hides": (one.hides_tensors, training.overlap_dp, training.overlap_dp and own.zero >= 1),
+        "grouped": (one.model.experts > 0, one.model.experts > 0 and training.fused),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scaling", "lines"),
+    [
+        ({}, []),
+        ({"rope_type": "linear", "factor": 2.0}, ["--rotary-seq-len-interpolation-factor 2"]),
+        ({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0},
+         ["--use-rope-scaling", "--rope-scaling-factor 32"]),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+         ["--rotary-scaling-factor 4", "--mscale 1", "--mscale-all-dim 0",
+          "--yarn-original-max-position-embeddings 32768"]),
+    ],
+)  # fmt: skip
+def test_scaled_positions_have_their_arguments(scaling: dict[str, Any], lines: list[str]) -> None:
+    model = replace(dense(), rope_scaling=scaling, rope_share=0.5)
+    found = model_arguments(model)
+    assert set(lines) <= set(found)
+    assert "--rotary-percent 0.5" in found
+    assert not not_described(model)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "longrope", "factor": 4.0},
+        {"rope_type": "linear", "factor": 1.5},
+        {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 8.0},
+    ],
+)
+def test_scaling_without_arguments_is_to_be_filled_in(scaling: dict[str, Any]) -> None:
+    model = replace(dense(), rope_scaling=scaling)
+    (left,) = not_described(model)
+    assert left == f"scaling of rotary positions ({scaling['rope_type']})"
+    assert f"# fill in: {left}" in model_arguments(model)

@@ -75,6 +75,7 @@ def theirs(request: pytest.FixtureRequest) -> SimpleNamespace:
             for name, kind, make in (
                 ("training", configs.TrainingConfig, configs.TrainingConfig),
                 ("parallelism", configs.ParallelismConfig, configs.ParallelismConfig),
+                ("compile", configs.CompileConfig, configs.CompileConfig),
                 ("activation_checkpoint", checkpointing.ActivationCheckpointingConfig,
                  checkpointing.SelectiveAC.Config),
             )
@@ -87,13 +88,13 @@ def theirs(request: pytest.FixtureRequest) -> SimpleNamespace:
         found = tyro.cli(config, args=words, default=config())
         kind = type(found.activation_checkpoint)
         return SimpleNamespace(
-            training=found.training, parallelism=found.parallelism,
+            training=found.training, parallelism=found.parallelism, compile=found.compile,
             recompute=names.get(kind.__qualname__, "none"),
         )  # fmt: skip
 
     def made() -> Any:
         parts = {"training": configs.TrainingConfig(), "parallelism": configs.ParallelismConfig()}
-        compiled = SimpleNamespace(enable=False)
+        compiled = SimpleNamespace(enable=False, enable_async_tensor_parallel=False)
         return SimpleNamespace(**parts, compile=compiled, activation_checkpoint=None)
 
     return SimpleNamespace(read=read, pipelines=pipelines, made=made)
@@ -127,6 +128,8 @@ def compare(one: Case, theirs: SimpleNamespace) -> None:
     assert training.seq_len == one.training.sequence
     assert training.global_batch_size == one.training.batch
     assert found.recompute == own.recompute
+    assert found.compile.enable == one.training.fused
+    assert found.compile.enable_async_tensor_parallel == one.hides_tensors
     local = training.local_batch_size
     if d.pp == 1:
         assert local == own.microbatch_size
@@ -172,6 +175,7 @@ def test_the_file_says_what_the_flags_say(one: Case, theirs: SimpleNamespace) ->
     assert dataclasses.replace(own.training, steps=read.training.steps) == read.training
     parallel = own.parallelism
     assert (own.activation_checkpoint or "none") == read.recompute
+    assert vars(own.compile).items() <= dataclasses.asdict(read.compile).items()
     if one.degrees.pp > 1:
         assert parallel.module_fqns_per_model_part == TORCHTITAN.of(one.candidate.layers)
     for spec in dataclasses.fields(parallel):

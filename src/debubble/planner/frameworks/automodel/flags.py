@@ -31,6 +31,9 @@ def automodel_lines(case: Case) -> list[str]:
     ]
     if own.zero == 1:
         lines.append("  # FSDP2 shards gradients, too: it has ZeRO 2 and 3, not 1")
+    if case.hides_tensors:
+        lines.append("  # planned with half of the tensor-parallel communication hidden, as in")
+        lines.append("  # torchtitan; here all of it takes time")
     local = own.microbatch_size
     if d.pp > 1:
         local *= own.microbatches

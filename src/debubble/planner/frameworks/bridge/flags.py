@@ -56,9 +56,9 @@ def bridge_lines(case: Case) -> list[str]:
     if case.training.precision in ("fp8", "mxfp8"):
         values.setdefault("fp8_param_gather", False)
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        values.setdefault(name, case.candidate.zero > 1)
+        values.setdefault(name, False)
     narrow = values.pop("grad_reduce_in_bf16", False)
-    for name in ("bf16", "fp16", "fp8", "fp8_recipe", "fp4", "fp4_recipe"):
+    for name in ("tp_comm_overlap", "bf16", "fp16", "fp8", "fp8_recipe", "fp4", "fp4_recipe"):
         values.pop(name, None)
     if "pipeline_model_parallel_layout" not in values and chunks:
         values["virtual_pipeline_model_parallel_size"] = chunks
@@ -67,6 +67,8 @@ def bridge_lines(case: Case) -> list[str]:
         f"cfg.mixed_precision = get_mixed_precision_config({mixed!r})",
         f"cfg.mixed_precision.grad_reduce_in_fp32 = {not narrow}",
         f"cfg.dataset.seq_length = {sequence}",
+        # It also overlaps messages between stages, and replicas.
+        f"cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap={case.hides_tensors})",
     ]
     for name, value in values.items():
         own = RENAMED.get(name, name)
@@ -89,6 +91,7 @@ def bridge_file(case: Case) -> str:
 import torch
 from megatron.bridge import AutoBridge
 from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config

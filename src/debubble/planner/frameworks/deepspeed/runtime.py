@@ -4,5 +4,5 @@ from debubble.planner.frameworks.habits import Habits
 
 DEEPSPEED = Habits(
     "deepspeed", "DeepSpeed", vocabulary_multiple=128, bucket=5e8, sent_until="made",
-    keeps_outputs=True,
+    keeps_outputs=True, hides_tensors=False,
 )  # fmt: skip

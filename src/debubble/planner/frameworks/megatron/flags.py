@@ -38,6 +38,7 @@ def megatron_lines(case: Case) -> list[str]:
     lines = [
         f"--tensor-model-parallel-size {d.tp}",
         *["--sequence-parallel"] * (d.tp > 1 and training.sequence_parallel),
+        *["--tp-comm-overlap"] * case.hides_tensors,
         f"--context-parallel-size {d.cp}",
         f"--pipeline-model-parallel-size {d.pp}",
         *split_lines(own, case.model.mtp),
@@ -52,6 +53,8 @@ def megatron_lines(case: Case) -> list[str]:
             # Left out, experts would be split like attention.
             "--expert-tensor-parallel-size 1",
             "--moe-token-dispatcher-type alltoall",
+            "--moe-grouped-gemm",
+            *["--moe-permute-fusion"] * training.fused,
         ]
     if own.schedule == OVERLAP:
         lines.append(OVERLAP_FLAG)
@@ -60,6 +63,7 @@ def megatron_lines(case: Case) -> list[str]:
         f"--global-batch-size {training.batch}",
         f"--seq-length {training.sequence}",
         *PRECISIONS[training.precision],
+        *["--attention-backend unfused"] * (not training.flash),
         *_state(case),
         *_recompute(case),
     ]
@@ -103,14 +107,13 @@ def split_lines(own: Candidate, mtp: int) -> list[str]:
 def _state(case: Case) -> list[str]:
     """Return the arguments on splitting weights, gradients and optimizer states."""
     zero, training = case.candidate.zero, case.training
-    lines = []
-    if zero == 1:
-        lines = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
-    elif zero > 1:
-        lines = [
+    lines = ["--use-distributed-optimizer"] * (zero >= 1)
+    if training.overlap_dp:
+        lines += ["--overlap-grad-reduce", *["--overlap-param-gather"] * (zero >= 1)]
+    if zero > 1:
+        lines += [
             "--use-megatron-fsdp",
             f"--data-parallel-sharding-strategy {SHARDING[zero]}",
-            "--use-distributed-optimizer",
             "--ckpt-format fsdp_dtensor",
         ]
     if training.gradient_bytes == 2:
@@ -140,9 +143,8 @@ def _recompute(case: Case) -> list[str]:
             f"--recompute-method {'uniform' if layers is None else 'block'}",
             f"--recompute-num-layers {layers or 1}",
         ]
-    modules = recompute_modules(case)
-    lines = ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
-    return lines + ["--moe-grouped-gemm"] * ("moe_act" in modules)
+    modules = " ".join(recompute_modules(case))
+    return ["--recompute-granularity selective", f"--recompute-modules {modules}"]
 
 
 def _environment(case: Case) -> list[str]:

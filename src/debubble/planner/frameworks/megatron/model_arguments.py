@@ -85,10 +85,65 @@ def _positions(model: Model) -> list[str]:
             "--position-embedding-type learned_absolute",
             f"--max-position-embeddings {model.positions}",
         ]
+    latent = isinstance(model.layers[-1].attention, LatentAttention)
+    kind = "yarn" if scaling_of(model) == "yarn" and not latent else "rope"
     return [
-        "--position-embedding-type rope",
+        f"--position-embedding-type {kind}",
         rope_argument("--rotary-base", model),
+        *[f"--rotary-percent {model.rope_share:g}"] * (model.rope_share < 1),
+        *_stretched(model),
     ]
+
+
+LLAMA3 = {
+    "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+"""Values that are fixed in Megatron-LM's scaling of Llama 3's kind."""
+
+LATENT_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+"""Values of YaRN that are fixed for latent attention."""
+
+YARN = {
+    "original_max_position_embeddings": "--yarn-original-max-position-embeddings",
+    "beta_fast": "--yarn-beta-fast", "beta_slow": "--yarn-beta-slow",
+}  # fmt: skip
+"""Arguments of YaRN elsewhere, by the keys of ``transformers``."""
+
+
+def _stretched(model: Model) -> list[str]:
+    """Return the arguments that stretch rotary positions."""
+    kind, given = scaling_of(model), model.rope_scaling
+    factor = f"{given.get('factor', 1):g}"
+    if kind == "llama3":
+        return ["--use-rope-scaling", f"--rope-scaling-factor {factor}"]
+    if kind == "linear":
+        return [f"--rotary-seq-len-interpolation-factor {factor}"]
+    latent = isinstance(model.layers[-1].attention, LatentAttention)
+    if kind != "yarn":
+        # Latent attention has YaRN unless told otherwise.
+        return ["--rope-type rope"] * latent
+    lines = [
+        f"--rotary-scaling-factor {factor}",
+        f"--mscale {given.get('mscale', 1):g}",
+        f"--mscale-all-dim {given.get('mscale_all_dim', 0):g}",
+    ]
+    if latent:
+        return ["--rope-type yarn", *lines]
+    lines += [f"{flag} {given[key]:g}" for key, flag in YARN.items() if key in given]
+    return [*lines, *["--no-yarn-correction-range-round-to-int"] * (not given.get("truncate", 1))]
+
+
+def scaling_of(model: Model) -> str:
+    """Return the kind of scaling that arguments describe; empty without any, else "other"."""
+    given = model.rope_scaling
+    if not given:
+        return ""
+    kind, factor = given["rope_type"], float(given.get("factor", 1))
+    latent = isinstance(model.layers[-1].attention, LatentAttention)
+    fixed = {"llama3": LLAMA3, "linear": {}, "yarn": LATENT_YARN if latent else {}}.get(kind)
+    if fixed is None or any(given.get(key, one) != one for key, one in fixed.items()):
+        return "other"
+    return "other" if kind == "linear" and not factor.is_integer() else str(kind)
 
 
 def _experts(model: Model) -> list[str]:
@@ -128,6 +183,8 @@ def not_described(model: Model) -> list[str]:
         (len({one.mlp.width for one in model.layers if isinstance(one.mlp, Mlp)}) > 1,
          "MLPs of several widths"),
         (model.layers[-1].mlp.gated and "gelu" in model.activation, "a gate of GeLU"),
+        (scaling_of(model) == "other",
+         f"scaling of rotary positions ({model.rope_scaling.get('rope_type')})"),
     ]  # fmt: skip
     return [name for there, name in parts if there]
 

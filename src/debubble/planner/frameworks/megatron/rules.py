@@ -86,13 +86,15 @@ def overlap_mtp(case: Case) -> Refusal | None:
 
 
 def mtp_stage(case: Case) -> Refusal | None:
-    """Check that multi-token prediction is in its rank's last chunk."""
+    """Check that multi-token prediction is in its rank's last chunk, and not on the first rank."""
     at, d = case.candidate.mtp_at, case.degrees
-    if not case.model.mtp or at // d.pp == d.chunks - 1:
+    first = d.pp > 1 and at % d.pp == 0
+    if not case.model.mtp or (at // d.pp == d.chunks - 1 and not first):
         return None
-    text = (
-        f"multi-token prediction on stage {at} is not in the last of its rank's {d.chunks} chunks"
-    )
+    where = "is on the first rank"
+    if not first:
+        where = f"is not in the last of its rank's {d.chunks} chunks"
+    text = f"multi-token prediction on stage {at} {where}"
     return Refusal(text, {"mtp_stage": d.stages - 1})
 
 

@@ -10,7 +10,12 @@ from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2, ModuleNames
 from debubble.planner.case import Case
 from debubble.planner.frameworks.launch import about, comment, nodes, nodes_text
 from debubble.planner.frameworks.torch.flags import csv_command, own_name
-from debubble.planner.frameworks.torchtitan.flags import parallelism, schedule_values, training
+from debubble.planner.frameworks.torchtitan.flags import (
+    compiling,
+    parallelism,
+    schedule_values,
+    training,
+)
 
 KNOWN = (
     (r"llama-3[.\d]*-(8b|70b|405b)", "llama3", "llama3_{}"),
@@ -79,7 +84,6 @@ def _converting(converter: str) -> tuple[str, ...]:
     """Return the lines that build the model with a converter."""
     return (
         'registry = import_module(f"torchtitan.models.{config.model_spec.name}").model_registry',
-        "config.compile.enable = True",
         f"converter = {converter}",
         "config.model_spec = registry(config.model_spec.flavor, converters=[converter])",
     )
@@ -87,7 +91,7 @@ def _converting(converter: str) -> tuple[str, ...]:
 
 def _values(case: Case) -> list[tuple[str, Any]]:
     """Return the values of sections on parallelism and training, for version 0.3."""
-    values = parallelism(case) | training(case)
+    values = parallelism(case) | training(case) | compiling(case)
     if case.degrees.pp > 1:
         values |= schedule_values(case) | {"training.disable_cuda_graphs": True}
         return [*values.items(), _modules(case, TORCHTITAN)]
@@ -105,6 +109,7 @@ def torchtitan_toml(case: Case) -> str:
         "training.steps": 100,
         **training(case),
         **parallelism(case),
+        **compiling(case),
         "activation_checkpoint.mode": case.candidate.recompute,
     }
     if case.candidate.recompute == "selective":
@@ -112,6 +117,8 @@ def torchtitan_toml(case: Case) -> str:
     if case.degrees.pp > 1:
         values |= schedule_values(case) | dict([_modules(case, TORCHTITAN_0_2)])
     values.pop("parallelism.enable_sequence_parallel", None)  # this version has no such key
+    if values.pop("compile.enable_async_tensor_parallel", False):
+        values["parallelism.enable_async_tensor_parallel"] = True
     if case.training.precision == "fp8":
         values["model.converters"] = ["quantize.linear.float8"]
         values["quantize.linear.float8.recipe_name"] = "rowwise"

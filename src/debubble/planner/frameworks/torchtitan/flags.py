@@ -26,6 +26,7 @@ def torchtitan_lines(case: Case) -> list[str]:
     if d.pp > 1:
         lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
         lines.append("--training.disable_cuda_graphs")
+    lines += [f"--{name}" for name in compiling(case)]
     lines += _notes(case)
     # A subcommand: last, since flags after it would be its own.
     return [*lines, f"activation_checkpoint:{own.recompute}"]
@@ -52,6 +53,17 @@ def parallelism(case: Case) -> dict[str, int | str]:
     if d.tp > 1 and not case.training.sequence_parallel:
         values["parallelism.enable_sequence_parallel"] = False
     return values
+
+
+def compiling(case: Case) -> dict[str, bool]:
+    """Return the values of the section on compiling that are on.
+
+    Compiling fuses elementwise operations, as casts to 8 bits need it, and cuts collectives into
+    pieces.
+    """
+    fused = case.training.fused or case.training.precision in ("fp8", "mxfp8")
+    values = {"enable": fused, "enable_async_tensor_parallel": fused and case.hides_tensors}
+    return {f"compile.{name}": True for name, on in values.items() if on}
 
 
 def training(case: Case) -> dict[str, int | str]:
