@@ -14,7 +14,7 @@ import numba
 import numpy as np
 import pytest
 
-from debubble.engine import background, jit
+from debubble.engine import background, compiler_process, jit
 from debubble.engine.explain.cycle import mark_reachable
 from debubble.engine.jit import kernel
 
@@ -168,14 +168,12 @@ def test_the_kernel_that_has_run_most_is_made_first(
         pickle.dumps((-work[name], pickle.dumps(("somewhere", name, name)))) for name in asked
     )
     # They have arrived by the time that the compiler is loaded.
-    monkeypatch.setattr(background, "Thread", lambda **given: SimpleNamespace(
+    monkeypatch.setattr(compiler_process, "Thread", lambda **given: SimpleNamespace(
         start=lambda: given["target"](*given["args"])
     ))  # fmt: skip
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(packed)))
-    monkeypatch.setattr(background, "import_module", lambda name: (
-        SimpleNamespace(**kernels) if name == "somewhere" else jit
-    ))  # fmt: skip
-    background.serve()
+    monkeypatch.setattr(compiler_process, "import_module", lambda _: SimpleNamespace(**kernels))
+    compiler_process.serve()
     assert made == ["heavy", "light"]
 
 

@@ -86,7 +86,9 @@ def test_a_slow_link_is_one_whose_costs_are_larger(name: str, mode: db.P2PMode) 
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in Kind if KINDS[kind].color], ids=lambda kind: kind.name
+    "kind",
+    [kind for kind in Kind if KINDS[kind].cost and KINDS[kind].color],
+    ids=lambda kind: kind.name,
 )
 def test_kinds_of_a_rank_are_slow_with_the_rank_alone(kind: Kind) -> None:
     """An action that computes is slow with its rank, and with its stage where it has one."""

@@ -16,11 +16,8 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
-from itertools import count
 from pathlib import Path
-from queue import Empty, PriorityQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 SWITCH = "DEBUBBLE_BACKGROUND"
@@ -29,9 +26,6 @@ SWITCH = "DEBUBBLE_BACKGROUND"
 MOST = max(1, min(3, (os.cpu_count() or 1) - 1))
 """Maximum number of processes: each loads numba, and the sweep takes as long as all other kernels
 that a simulation needs."""
-
-IDLE = 2.0
-"""Seconds without a request after which a process ends."""
 
 _lock = Lock()
 _processes: list[subprocess.Popen[bytes]] = []
@@ -113,8 +107,10 @@ def _start() -> subprocess.Popen[bytes]:
     folder: str = "" if numba is None else numba.config.CACHE_DIR
     if folder:
         environment["NUMBA_CACHE_DIR"] = folder
+    # A program of its own: nothing here imports it.
+    program = f"{__package__}.compiler_process"
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
+        [sys.executable, "-P", "-m", program],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -133,34 +129,3 @@ def _let_go() -> None:
                 process.stdin.close()
             # Else Python warns of a process that is still running.
             process.returncode = 0
-
-
-def serve() -> None:
-    """Compile what is asked for on standard input, until that ends or nothing comes for a while."""
-    requests: PriorityQueue[Any] = PriorityQueue()
-    Thread(target=_read, args=(requests,), daemon=True).start()
-    # What kernels need is loaded while more requests arrive.
-    import_module("debubble.engine.jit").load_compiler()
-    with suppress(Empty):
-        while request := requests.get(timeout=IDLE)[-1]:
-            module, name, types = pickle.loads(request)
-            getattr(import_module(module), name).compiled.compile(types)
-
-
-def _read(requests: PriorityQueue[Any]) -> None:
-    """Queue all requests by their work, and an empty one after the last.
-
-    They stay packed: numba's types would be imported in two threads at once.
-    """
-    for number in count():
-        try:
-            less, request = pickle.load(sys.stdin.buffer)
-        except (EOFError, OSError):
-            less, request = 1, b""
-        requests.put((less, number, request))
-        if not request:
-            return
-
-
-if __name__ == "__main__":
-    serve()
