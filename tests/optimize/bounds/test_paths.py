@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.engine.graph import P2P_MODES
-from debubble.optimize.bounds.paths import longest_paths, lower_bound, one_rank
+from debubble.optimize.bounds.paths import longest_paths, lower_bound, one_rank, prove
 from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
@@ -207,3 +208,18 @@ def test_stages_that_store_nothing_have_room_for_all_microbatches() -> None:
 
     asked = problem(2, 8, 8e10, activation=[0.0, 1e9, 1e9, 1e9])
     assert spare_microbatches(asked)[0] == 8
+
+
+@pytest.mark.parametrize("mode", ["overlapped", "blocking"])
+def test_reasons_add_up_to_their_bound(mode: str) -> None:
+    asked = problem(4, 8, 4, chunks=1, F=1, I=1, W=1, p2p=0.0 if mode == "overlapped" else 0.1,
+                    mode=mode)  # fmt: skip
+    proof = prove(asked)
+    parts = re.findall(r"(?:before|has|and|waits) ([\d.]+)", proof.why)
+    assert sum(map(float, parts)) == pytest.approx(proof.bound), proof.why
+
+
+def test_of_equal_bounds_the_one_without_waits_is_the_reason() -> None:
+    assert prove(problem(4, 8, 4, chunks=1, F=1, I=1, W=1)).why == (
+        "rank 3 cannot begin before 3, and has 24 to do, one after the other"
+    )

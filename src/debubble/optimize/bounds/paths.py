@@ -227,18 +227,26 @@ def by_path(problem: Problem, paths: Paths) -> Proof:
 def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
     """Return the bound of the rank, or queue of transfers, with the most to do."""
     jobs = _jobs(problem, paths)
-    best = Proof(0.0, "")
+    best, least = Proof(0.0, ""), np.inf
     for rows in machines(problem):
         if not len(rows):
             continue
         heads, times, tails = (values[rows].ravel() for values in jobs)
         bound = one_rank(heads, times, tails)
-        if bound > best.bound:
-            drain = f", and {number(tails.min())} follows" if tails.min() > 0 else ""
-            best = Proof(
-                bound,
-                f"{_name(problem, rows)} cannot begin before {number(heads.min())}, and has "
-                f"{number(times.sum())} to do, one after the other{drain}",
+        first, busy, last = heads.min(), times.sum(), tails.min()
+        waits = bound - first - busy - last
+        slack = 1e-9 * bound
+        # Of equal bounds, the one with the least waits is the easiest to follow.
+        if bound > best.bound + slack or (bound > best.bound - slack and waits < least - slack):
+            drain = f", and {number(last)} follows" if last > 0 else ""
+            idle = f", and it waits {number(waits)} or more in any order" if waits > slack else ""
+            best, least = (
+                Proof(
+                    max(bound, best.bound),
+                    f"{_name(problem, rows)} cannot begin before {number(first)}, and has "
+                    f"{number(busy)} to do, one after the other{drain}{idle}",
+                ),
+                waits,
             )
     return best
 
