@@ -439,12 +439,18 @@ attention: {heads: 128, q_rank: 1536, kv_rank: 512, nope_dim: 128, rope_dim: 64,
 layers:
   - {count: 3, mlp: {width: 18432}}
   - count: 58
-    experts: {count: 256, top_k: 8, width: 2048, shared_width: 2048, router_bias: true}
+    experts: {count: 256, top_k: 8, width: 2048, shared_width: 2048, router_bias: true, groups: 8,
+              group_top_k: 4, scale: 2.5}
 """
     model, shipped = parse_model(text, "v3.yaml"), read_model("deepseek-v3")
     assert model.layers == shipped.layers
     assert model.parameters == shipped.parameters
     assert model.name == "v3"
+    own, same = (one.layers[-1].experts for one in (model, shipped))
+    assert own is not None
+    assert same is not None
+    routing = (own.groups, own.group_top_k, own.scale)
+    assert routing == (same.groups, same.group_top_k, same.scale) == (8, 4, 2.5)
 
 
 def test_own_yaml_has_linear_attention_windows_and_sparse_attention():

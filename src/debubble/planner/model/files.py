@@ -21,8 +21,9 @@ state-space layers are ``{heads, key_dim, value_dim, inputs, outputs}`` (``inner
 can have ``window``, ``chunk``, ``gate``, ``sinks``, ``vectors``, and ``index_heads``,
 ``index_dim``, ``index_top_k``; see :mod:`debubble.planner.model.mixers`. A mixture of experts
 has ``experts: {count, top_k, width}`` in place of ``mlp``, with ``shared_width``, ``shared_gate``,
-``router_bias``, ``gated`` and ``bias``. Where layers differ, ``layers`` is a list of groups, each
-with a ``count`` and with what it does not share with the others::
+``router_bias``, ``groups``, ``group_top_k``, ``scale``, ``gated`` and ``bias``. Where layers
+differ, ``layers`` is a list of groups, each with a ``count`` and with what it does not share with
+the others::
 
     layers:
       - {count: 3, mlp: {width: 18432}}
@@ -223,6 +224,9 @@ def _part(kind: type[Part], data: Any, where: str) -> Part:
             values[spec.name] = keys.flag(spec.name, bool(spec.default))
         elif spec.type == "int | None":
             values[spec.name] = keys.optional(spec.name)
+        elif spec.type == "float":
+            given = keys.positive(spec.name, 0)
+            values[spec.name] = float(keys.values[spec.name]) if given else spec.default
         else:
             default = None if spec.default is MISSING else spec.default
             least = 0 if default == 0 or spec.name in ("q_rank", "key_dim") else 1

@@ -29,6 +29,7 @@ from debubble.planner.model.mixers import (
 )
 from debubble.planner.model.recurrences import RECURRENCES
 from debubble.planner.model.rotary import rotary_fields
+from debubble.planner.model.routing import routing_fields
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
@@ -371,6 +372,7 @@ class ConfigReader:
             vectors=biased * ((matrices - 1) * shared + self.hidden) + projected,
             shared_gate=family.shared_gate and shared > 0,
             router_bias=family.router_bias, bias=family.expert_bias, latent=latent,
+            **(routing_fields(keys.values) if family.router_bias else {}),
         )  # fmt: skip
         check_experts(keys.name, found)
         return found

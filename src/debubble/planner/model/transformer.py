@@ -50,6 +50,8 @@ class Experts:
     a learned gate weighs them; `router_bias` is one number per expert (DeepSeek-V3, GPT-OSS),
     `bias` those of the experts' matrices. `latent` is the width to which tokens are projected
     before they go to experts (Nemotron 3), 0 for the hidden size; `vectors` are other parameters.
+    A token may go to the experts of `group_top_k` of `groups` only; `scale` multiplies their output
+    (DeepSeek-V3).
     """
 
     count: int
@@ -62,6 +64,9 @@ class Experts:
     bias: bool = False
     latent: int = 0
     vectors: int = 0
+    groups: int = field(default=1, compare=False)
+    group_top_k: int = field(default=1, compare=False)
+    scale: float = field(default=1.0, compare=False)
 
     @property
     def matrices(self) -> int:

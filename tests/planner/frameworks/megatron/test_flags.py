@@ -62,6 +62,15 @@ def test_multi_token_prediction_away_from_the_loss_is_a_layout() -> None:
     assert not any("mtp" in line for line in megatron_lines(case(dense())))
 
 
+def test_groups_of_experts_and_their_scale_have_their_arguments() -> None:
+    lines = model_arguments(read_model("deepseek-v3"))
+    assert "--moe-router-num-groups 8" in lines
+    assert "--moe-router-group-topk 4" in lines
+    assert "--moe-router-topk-scaling-factor 2.5" in lines
+    others = model_arguments(mixture())
+    assert not any("group-topk" in line or "scaling-factor" in line for line in others)
+
+
 PUBLISHED = (3, *[2] * 29, 0, 0)
 """Layers of DeepSeek-V3 in Megatron-LM's documentation; the last stages are "m|L"."""
 

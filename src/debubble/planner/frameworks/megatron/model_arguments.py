@@ -166,6 +166,13 @@ def _experts(model: Model) -> list[str]:
         lines.append(f"--moe-layer-freq '({pattern})'")
     if experts.router_bias:
         lines += ["--moe-router-score-function sigmoid", "--moe-router-enable-expert-bias"]
+    if experts.groups > 1:
+        lines += [
+            f"--moe-router-num-groups {experts.groups}",
+            f"--moe-router-group-topk {experts.group_top_k}",
+        ]
+    if experts.scale != 1:
+        lines.append(f"--moe-router-topk-scaling-factor {experts.scale:g}")
     return lines
 
 
