@@ -48,12 +48,11 @@ def answer(rows: Iterable[Row]) -> str:
         if (row["by"], row["left_out"]) == ("kind", "release and model")
     }
     experts = [value for name, value in medians.items() if name.startswith("experts")]
-    dense = [value for name, value in medians.items() if name.endswith(("pipelined", "one stage"))]
-    dense = [value for value in dense if value not in experts]
+    dense = [value for name, value in medians.items() if not name.startswith("experts")]
     return (
         f"Published steps of dense models are predicted with a median error of "
-        f"{percent(min(dense))} to {percent(max(dense))}, those of mixtures of experts of "
-        f"{percent(min(experts))} to {percent(max(experts))}."
+        f"{percent(min(dense))} to {percent(max(dense))} by kind of run, those of mixtures of "
+        f"experts of {percent(min(experts))} to {percent(max(experts))}."
     )
 
 
