@@ -69,8 +69,8 @@ def ranking_summary(rows: Sequence[Row]) -> str:
         f"{min(taus):.2f} to {max(taus):.2f}. The fastest plan is also predicted to be the "
         f"fastest in {first} groups, and is among the first two in {near}. Without "
         f"{sum(int(str(row['apart'])) for row in rows)} of "
-        f"{sum(int(str(row['plans'])) for row in rows)} rows, of two effects that no column "
-        f"tells, the median is {median(rest or [math.nan]):.2f}"
+        f"{sum(int(str(row['plans'])) for row in rows)} rows, of nanotron, "
+        f"the median is {median(rest or [math.nan]):.2f}"
     )
 
 

@@ -370,6 +370,7 @@ def page(paths: Sequence[str], data: dict[str, list[Row]]) -> str:
         "curves": "\n".join(curves()),
         "chart": chart(),
         "skipped": f"{skipped} of {len(results)}",
+        "ended": str(sum(not one["skipped"] and not one["measured"] for one in results)),
     }
     for name, value in parts.items():
         text = text.replace("{{" + name + "}}", value)
