@@ -274,6 +274,12 @@ def test_what_no_number_of_chunks_helps_is_said_first(name: str, what: str) -> N
         dm.check(config(virtual_pipeline_model_parallel_size=2), name)
 
 
+def test_two_copies_are_refused_before_chunks_are_looked_at() -> None:
+    """A rank has a stage of each copy, and one chunk."""
+    with pytest.raises(ParameterError, match=r"'dualpipe' does not run .*\nseveral copies"):
+        ScheduleSource("dualpipe").schedule(2, 1, 4)
+
+
 def test_everything_that_is_refused_is_said_at_once() -> None:
     with pytest.raises(ParameterError) as raised:
         dm.check(config(moe_paged_stash=True, cuda_graph_impl="local"), "seq1f1b")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -53,6 +54,21 @@ def other(call: Callable[[Any], Any]) -> list[Any]:
 def test_a_call_of_one_rank_alone(name: str, call: Callable[[Any], Any]) -> None:
     for found in other(call):
         assert found.startswith(f"RunError: rank 1 calls step() and rank 0 {name}(); all ranks")
+
+
+def test_both_ranks_of_other_calls_are_named_as_their_processes() -> None:
+    def work(rank: int) -> None:
+        group = dist.new_group([1, 2])
+        if rank:
+            pipe = dt.Pipeline(
+                "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20),
+                group=group,
+            )  # fmt: skip
+            step(pipe) if rank == 1 else pipe.eval(vectors(M, 0)[0])
+
+    words = "rank 1 (global rank 2) calls eval() and rank 0 (global rank 1) step(); all ranks"
+    for found in in_ranks(3, work, fails=True)[1:]:
+        assert found.startswith(f"RunError: {words}")
 
 
 def test_gradients_are_off_on_one_rank() -> None:

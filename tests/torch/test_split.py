@@ -307,6 +307,31 @@ def test_dropout_before_the_layers_and_parts_after_them_are_on_one_stage(
     assert torch.equal(composed(stages, x), wanted)
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama4_text", "deepseek_v3"])
+def test_a_router_loss_that_a_type_does_not_have_is_none_of_its_stages(kind: str) -> None:
+    sizes = LLAMA | OTHERS.get(kind, {}) | {"output_router_logits": True}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **sizes)
+    )
+    with added_losses() as added:
+        logits = composed(split(model, 2), tokens())
+    assert torch.equal(logits, model(tokens(), use_cache=False).logits)
+    assert not added
+
+
+def test_a_body_that_drops_out_by_itself_would_do_so_on_every_stage() -> None:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "ffn_dim": 32, "num_layers": LAYERS}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("xglm", **sizes, attention_heads=4, dropout=0.1)
+    )
+    with pytest.raises(ParameterError, match="in training it changes hidden states outside of its"):
+        split(model, 2)
+    assert len(split(model, 1)) == 1
+    model.model.dropout = 0.0
+    assert len(split(model, 2)) == 2
+    assert all(part.training for part in model.modules())
+
+
 class ScaledBody(transformers.LlamaModel):
     """Computes something between embeddings and layers, and so in every stage."""
 

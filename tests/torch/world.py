@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -218,7 +219,13 @@ def _child(
         if os.environ.get("DEBUBBLE_DEBUG"):
             traceback.print_exc()
         pipe.send_bytes(pickle.dumps((False, text)))
-        pipe.close()
-        os._exit(1)
+        _end(pipe, 1)
+    _end(pipe, 0)
+
+
+def _end(pipe: Any, code: int) -> None:
+    """End this process and those that it began, such as managers, which would outlive it."""
     pipe.close()
-    os._exit(0)
+    for process in multiprocessing.active_children():
+        process.kill()
+    os._exit(code)

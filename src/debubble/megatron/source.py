@@ -46,7 +46,7 @@ class ScheduleSource:
                 sizes["chunks"] = chunks
         found = find_schedule(self._given, ranks, sizes, steps=False)
         held = {len(found.placement.stages_on(rank, 0)) for rank in range(ranks)}
-        if held != {chunks}:
+        if held != {chunks} or found.placement.copies > 1:
             refuse(None, found)  # other chunks would not help
             stages = " or ".join(map(str, sorted(held)))
             raise ParameterError(

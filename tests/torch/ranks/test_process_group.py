@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import select
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -15,6 +18,7 @@ from torch.nn import functional
 import debubble.torch as dt
 from debubble.torch.ranks import process_group as team
 from tests.missing import missing
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -70,3 +74,22 @@ def test_a_step_exchanges_two_rows_of_numbers() -> None:
         return calls
 
     assert in_ranks(2, work) == [["sum", "sum"]] * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_processes_that_a_rank_of_the_tests_begins_end_with_it(fails: bool, tmp_path: Any) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    def work(_: int) -> None:
+        # As Megatron's checkpoints begin a manager. All who have the pipe must end to close it.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        os.open(pipe, os.O_WRONLY)
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,)).start()
+        assert not fails
+
+    in_ranks(1, work, fails=True)
+    assert select.select([reader], [], [], patience(10))[0]
+    assert os.read(reader, 1) == b""
+    os.close(reader)

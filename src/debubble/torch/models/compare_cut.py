@@ -23,10 +23,13 @@ NEAR = 1e-4
 """Relative distance of losses of routers, whose sums over layers the stages take in turn."""
 
 
-def refuse_other_results(model: Any, stages: Sequence[nn.Module], kind: str) -> None:
+def refuse_other_results(
+    model: Any, stages: Sequence[nn.Module], idle: nn.Module, kind: str
+) -> None:
     """Refuse stages that do not compute what the model does, forward and backward.
 
-    Gradients, buffers and random numbers are as before afterwards.
+    The `idle` stage has no part of the model, and returns its input, also in training. Gradients,
+    buffers and random numbers are as before afterwards.
     """
     weights = dict(model.named_parameters())
     meta = next((name for name, weight in weights.items() if weight.is_meta), None)
@@ -69,6 +72,21 @@ def refuse_other_results(model: Any, stages: Sequence[nn.Module], kind: str) -> 
                         f"{'are' if name == LOGITS else 'is'} {apart:.1e} from that of the whole "
                         "model, which computes more than its parts in turn"
                     )
+        if len(stages) > 1:
+            _refuse_dropout_on_every_stage(stages[0](x), idle, kind)
+
+
+def _refuse_dropout_on_every_stage(output: Any, idle: nn.Module, kind: str) -> None:
+    """Refuse a model whose body itself changes hidden states in training, so every stage does."""
+    given = arguments(output)
+    with evaluating([idle]), torch.no_grad():
+        found = arguments(idle.train()(*given))
+    if not torch.equal(found[0], given[0]):
+        raise ParameterError(
+            f"a model of type '{kind}' cannot be cut: in training it changes hidden states outside "
+            f"of its parts, as by dropout, and each stage would do so; set that dropout to 0, or "
+            f"{BY_HAND}"
+        )
 
 
 LOGITS = "the logits"
@@ -90,7 +108,8 @@ def _results(model: nn.Module, run: Callable[[], tuple[Tensor, Any]]) -> dict[st
 def _whole(model: Any, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
     found = model(x, attention_mask=mask, use_cache=False)
     balance = getattr(found, "aux_loss", None)
-    return found.logits, 0 if balance is None else model.config.router_aux_loss_coef * balance
+    scale = getattr(model.config, "router_aux_loss_coef", 1)
+    return found.logits, 0 if balance is None else scale * balance
 
 
 def _composed(stages: Sequence[nn.Module], x: Any, mask: Tensor | None) -> tuple[Tensor, Any]:

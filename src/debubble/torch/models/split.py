@@ -99,7 +99,7 @@ def split(
     cuts = _cuts(family, units, stages)
     found: list[nn.Module] = [DecoderStage(model, family, units[start:end]) for start, end in cuts]
     if check or (check is None and kind_of(model) not in COMPARED):
-        refuse_other_results(model, found, kind_of(model))
+        refuse_other_results(model, found, DecoderStage(model, family, []), kind_of(model))
     return found
 
 
@@ -200,10 +200,15 @@ class DecoderStage(nn.Module):
 
 
 def _router(model: Any) -> type[nn.Module] | None:
-    """Return the class of routers whose balance is part of the loss, None for none."""
-    if not getattr(model.config, "output_router_logits", False):
+    """Return the class of routers whose balance is part of the loss, None for none.
+
+    Some types have routers, or their config's switch, and no such loss.
+    """
+    wanted = getattr(model.config, "output_router_logits", False)
+    if not wanted or not hasattr(model, "router_aux_loss_coef"):
         return None
-    found: type[nn.Module] = model.base_model._can_record_outputs["router_logits"].target_class
+    recorded = getattr(model.base_model, "_can_record_outputs", None) or {}
+    found: type[nn.Module] | None = getattr(recorded.get("router_logits"), "target_class", None)
     return found
 
 

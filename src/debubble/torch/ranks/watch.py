@@ -166,10 +166,10 @@ class StoreWatch(Watch):
         row = [own, float(fails), *(numbers or [0.0] * self.numbers)]
         same, failed, *sums = channel.add(row)
         if same != own * channel.size:
-            calls = channel.gather(call)
+            calls, names = channel.gather(call), self._table.names
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
             raise RunError(
-                f"{self._table.names[rank]} calls {calls[rank]}() and rank 0 {calls[0]}(); all "
+                f"{names[rank]} calls {calls[rank]}() and {names[0]} {calls[0]}(); all "
                 "ranks call the methods of a pipeline together"
             )
         if failed and not fails:
