@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -158,11 +158,12 @@ def merged(row: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
 
 def document(rows: list[dict[str, Any]]) -> str:
     """The page: its summary, and the problems of other planners."""
+    rivals = {part: rival.problem for part, rival in RIVALS.items()}
     return (
         (ROOT / "benchmarks" / "frontier.md").read_text(encoding="utf-8")
         .replace("{{answer}}", answer(rows))
-        .replace("{{parts}}", "\n".join(summary(rows)))
-        .replace("{{rivals}}", "\n".join(rival_summary(rows)))
+        .replace("{{parts}}", "\n".join(summary(rows, "compared with", HEADS)))
+        .replace("{{rivals}}", "\n".join(summary(rows, "problem", rivals)))
     )  # fmt: skip
 
 
@@ -202,11 +203,11 @@ HEADS = {
 """What each part is compared with, in the order of the page."""
 
 
-def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A table with a row for every part."""
-    yield "| compared with | points | proven optimal | faster | median gain | most | largest gap |"
+def summary(rows: list[dict[str, Any]], title: str, names: Mapping[str, str]) -> Iterator[str]:
+    """A table with a row for every part that has a name."""
+    yield f"| {title} | points | proven optimal | faster | median gain | most | largest gap |"
     yield "|---|---|---|---|---|---|---|"
-    for part, name in HEADS.items():
+    for part, name in names.items():
         mine = [row for row in rows if row["part"] == part]
         known = [row for row in mine if row["published"] is not None]
         yield f"| {name} | {figures(mine, known)} |"
@@ -220,16 +221,6 @@ def figures(mine: list[dict[str, Any]], known: list[dict[str, Any]]) -> str:
         faster = [gain(row) for row in known if row["ours"] < row["published"] - ROUNDING]
         gains = f"{len(faster)} | {100 * median(faster):.1f} % | {100 * max(faster):.1f} %"
     return f"{len(mine)} | {proven} | {gains} | {100 * max(map(gap, mine)):.1f} %"
-
-
-def rival_summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The problems of other planners: the published claim, and a table."""
-    yield "| problem | points | proven optimal | faster | median gain | most | largest gap |"
-    yield "|---|---|---|---|---|---|---|"
-    for part, rival in RIVALS.items():
-        mine = [row for row in rows if row["part"] == part]
-        known = [row for row in mine if row["published"] is not None]
-        yield f"| {rival.problem} | {figures(mine, known)} |"
 
 
 def open_gap(row: dict[str, Any], percent: float | None) -> bool:

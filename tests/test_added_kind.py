@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import debubble as db
+from tests.edited_package import environment_with
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,18 +85,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment in which the package has one kind more."""
-    home = tmp_path_factory.mktemp("added")
-    copy = home / "debubble"
-    ignored = shutil.ignore_patterns("*.pyc")  # machine code of what is not edited stays valid
-    shutil.copytree(Path(db.__file__).parent, copy, ignore=ignored)
-    for name, edits in EDITS.items():
-        text = (copy / name).read_text(encoding="utf-8")
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (copy / name).write_text(text, encoding="utf-8")
-    path = os.pathsep.join([str(home), str(ROOT)])
-    return os.environ | {"PYTHONPATH": path}
+    return environment_with(EDITS, tmp_path_factory.mktemp("added"), ROOT)
 
 
 def ran(package: dict[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

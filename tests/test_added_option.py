@@ -6,15 +6,13 @@ Nothing that answers questions may take it and answer as if it were not there.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import debubble as db
+from tests.edited_package import environment_with
 
 END_OF_ROWS = '\n)  # fmt: skip\n"""Options that belong'
 ROW = """
@@ -70,16 +68,8 @@ print(json.dumps({
 
 @pytest.mark.processes
 def test_everything_that_asks_questions_has_it(tmp_path: Path) -> None:
-    copy = tmp_path / "debubble"
-    shutil.copytree(Path(db.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))
-    for name, edits in EDITS.items():
-        text = (copy / name).read_text(encoding="utf-8")
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (copy / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-c", SCRIPT], env=environment_with(EDITS, tmp_path),
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not done.stderr

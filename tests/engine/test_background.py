@@ -138,24 +138,6 @@ def test_requests_go_to_new_processes_up_to_the_limit_and_then_to_the_one_with_f
     assert written == [first, second, first, second]
 
 
-@pytest.mark.usefixtures("_asked_for_nothing")
-@pytest.mark.parametrize(
-    ("file", "folder", "count"), [("", "", 1), ("a.nbi", "", 0), ("", "elsewhere", 0)]
-)
-def test_a_process_starts_early_only_where_no_code_is_kept(
-    file: str, folder: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if file:
-        (tmp_path / file).touch()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", folder)
-    monkeypatch.setattr(background, "_start", Busy)
-    background.start_before_asking(tmp_path)
-    assert len(background._processes) == count
-    monkeypatch.setattr(background, "_write", lambda *_: None)
-    assert background.compile_in_background("somewhere", "a", ())
-    assert len(background._processes) == 1
-
-
 @pytest.mark.parametrize("asked", [("light", "heavy"), ("heavy", "light")])
 def test_the_kernel_that_has_run_most_is_made_first(
     asked: tuple[str, str], monkeypatch: pytest.MonkeyPatch

@@ -102,8 +102,8 @@ def compare(
         Layers to cut into every schedule's stages, as in :func:`debubble.optimize`: by a cut that
         they have for its ranks, else so that the busiest rank does as little as possible.
     **more
-        Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
-        and ``sharding``, see :func:`debubble.lowering.chain.lower`.
+        Options that were added to the table, and lowerings of all schedules, as of
+        :func:`debubble.lowering.chain.lower`: ``recompute``, ``offload``, ``transfers``, …
 
     Returns
     -------

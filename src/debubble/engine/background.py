@@ -15,7 +15,6 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -55,7 +54,7 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...], work: 
 
 
 def is_allowed() -> bool:
-    """Return whether a second process may be started here."""
+    """Return whether another process may be started here."""
     return os.environ.get(SWITCH) != "0" and is_python()
 
 
@@ -87,26 +86,15 @@ def _write(process: subprocess.Popen[bytes], request: bytes) -> None:
     process.stdin.flush()
 
 
-@cache
-def start_before_asking(kept: Path) -> None:
-    """Start a process, so that it loads numba while this one does, if the folder `kept` is empty.
-
-    Numba keeps its code there, unless the user has named another folder or this one is read-only.
-    """
-    new = not os.environ.get("NUMBA_CACHE_DIR") and os.access(kept.parent, os.W_OK)
-    if new and is_allowed() and next(kept.glob("*.nbi"), None) is None:
-        with _lock, suppress(Exception):  # asking finds out what is wrong
-            _processes.append(_start())
-
-
 def _start() -> subprocess.Popen[bytes]:
     """Start a process that finds the same modules and the same cache."""
+    import numba
+
     # Without -P Python would look for modules in the working directory first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    numba = sys.modules.get("numba")
-    folder: str = "" if numba is None else numba.config.CACHE_DIR
-    if folder:
-        environment["NUMBA_CACHE_DIR"] = folder
+    cache: str = getattr(numba.config, "CACHE_DIR", "")
+    if cache:
+        environment["NUMBA_CACHE_DIR"] = cache
     # A program of its own: nothing here imports it.
     program = f"{__package__}.compiler_process"
     return subprocess.Popen(

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.background import compile_in_background, is_allowed, start_before_asking
+from debubble.engine.background import compile_in_background, is_allowed
 from debubble.engine.kernel_files import add_one_by_one
 
 R = TypeVar("R")
@@ -36,8 +36,8 @@ INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
 INTERPRET_UNASKED = 50_000
-"""Loop iterations of a kernel that one process interprets before it has the kernel compiled in a
-second process, and goes on interpreting until that is done: a tenth of a second.
+"""Loop iterations of a kernel that one process interprets before it has the kernel compiled in
+another process, and goes on interpreting until that is done: a tenth of a second.
 
 Counted, as below, for each kernel and each tuple of argument types. Machine code that is on disk is
 loaded at once.
@@ -45,14 +45,14 @@ loaded at once.
 
 INTERPRET_UNCOMPILED = 400
 """Loop iterations of a kernel that one process interprets before it compiles the kernel itself,
-where there can be no second process, for each byte of bytecode of the kernel and its helpers that
+where there can be no other process, for each byte of bytecode of the kernel and its helpers that
 such arguments need.
 
 Compiling takes about as long as interpreting so many iterations.
 """
 
 WAIT = 0.02
-"""Seconds between looks at the disk for machine code of the second process."""
+"""Seconds between looks at the disk for machine code of another process."""
 
 ONLY_CALLED_BY_KERNELS: Any = {
     "forceinline": True,
@@ -133,8 +133,6 @@ class Kernel(Generic[R]):
         else:
             _interpreted += work
             small = _interpreted < INTERPRET_BELOW
-            if not small:
-                start_before_asking(Path(__file__).with_name("__pycache__"))
         if types is not None and not small and types in self._entries:
             return self._entries[types](*args)
         if small or not load_compiler() or not self._is_ready(work, args):
@@ -156,10 +154,10 @@ class Kernel(Generic[R]):
         total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
         worth_asking = total > INTERPRET_UNASKED and is_allowed()
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
-        # at first, and again once a second process may have written there.
+        # at first, and again once another process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
             limit = self._limits.get(types, 0) or self._limit(types, args)
-            # A single call that is worth the compiler does not wait for the second process.
+            # A single call that is worth the compiler does not wait for another process.
             waits = worth_asking and work <= limit and self._is_being_compiled(args, total)
             if waits or total <= limit:
                 return False
@@ -182,10 +180,10 @@ class Kernel(Generic[R]):
         return self._limits.setdefault(types, limit)
 
     def wait_for(self, args: tuple[Any, ...], stop: Callable[[], bool]) -> bool:
-        """Wait for machine code from a second process; return False if `stop` came first.
+        """Wait for machine code from another process; return False if `stop` came first.
 
         For searches with a limit of time, which cannot stop while a kernel is compiled. True also
-        where there can be no second process.
+        where there can be no other process.
         """
         types = _types_of(args)
         while types not in self._ready:
