@@ -197,7 +197,7 @@ def test_the_page_searches_with_the_carries_of_its_schedules() -> None:
 @pytest.mark.parametrize(
     ("others", "sizes", "message"),
     [
-        ([db.make("1f1b", ranks=3, microbatches=4)], {}, "have other skip connections"),
+        ([db.make("1f1b", ranks=3, microbatches=4)], {}, "have different skip connections"),
         ([], {"ranks": 4}, "has skip connections between 3 stages, and a search here is about 4"),
     ],
 )

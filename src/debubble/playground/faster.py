@@ -106,8 +106,8 @@ def _carries(state: PageState) -> Carries:
                 )
     if len(found) > 1:
         raise RefusedError(
-            f"{' and '.join(list(found.values())[:2])} have other skip connections; leave those of "
-            "one model on the page"
+            f"{' and '.join(list(found.values())[:2])} have different skip connections; "
+            "leave those of one model on the page"
         )
     return next(iter(found), ())
 
