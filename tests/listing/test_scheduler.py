@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +16,18 @@ from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
 from debubble.engine.timeline import Timeline
 from debubble.listing import policies as known_policies
 from debubble.listing import scheduler
-from debubble.listing.kernel import list_schedule
-from debubble.listing.pass_state import NEVER, SCORES
+from debubble.listing.kernel import read_policy, reset, run_pass, times_of
+from debubble.listing.pass_state import (
+    KEYS,
+    NEVER,
+    PARAMETERS,
+    PARENTS,
+    SearchTerms,
+    TriedPolicies,
+)
 from debubble.listing.passes import Passes
+from debubble.listing.policies import Policy
+from debubble.listing.policy_search import try_policies
 from debubble.listing.workload import Workload
 from debubble.schedules.zb_v import published_order
 
@@ -157,19 +167,25 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
     ]
     table = case.costs.resolve(case.placement)
     passes = Passes(Workload(case.placement, table, case.microbatches, case.memory), "makespan")
+    terms = SearchTerms(2, 40, 30 * passes.size, 0.1, passes.bound, False, passes.scale)
     results = []
-    for run in (list_schedule.compiled, list_schedule.interpret):
-        scores = np.zeros(2 * SCORES)
-        run(
-            np.ravel(policies), passes.problem(), NEVER, 1e9, False, passes.scratch, scores,
+    for run in (try_policies.compiled, try_policies.interpret):
+        tried = TriedPolicies(
+            np.zeros(41 * PARAMETERS), np.zeros(40 * KEYS), np.zeros(40),
+            np.zeros(PARENTS, dtype=np.int64),
+        )  # fmt: skip
+        tried.policies[: 2 * PARAMETERS] = np.ravel(policies)
+        count = run(
+            2, passes.problem(), terms, known_policies.draws_for(40), passes.scratch, tried,
             passes.order,
         )  # fmt: skip
-        results.append((scores.tolist(), passes.order.tolist()))
+        results.append((count, *(part.tolist() for part in tried[:3]), passes.order.tolist()))
     assert results[0] == results[1]
 
-    scores = np.reshape(results[0][0], (2, SCORES))
-    for policy, (makespan, stage_time, share, steps) in zip(policies, scores, strict=True):
+    for policy in policies:
         found = passes.solved(policy)
+        makespan, stage_time, share, steps = one_pass(passes, policy)
+        assert (found.time, steps) == (makespan, passes.size)
         order = Schedule.from_programs("x", case.placement, case.microbatches, found.programs)
         timeline = simulate(order, case.costs)
         assert makespan == pytest.approx(timeline.makespan)
@@ -179,7 +195,20 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
             where=case.memory > 0, out=np.zeros(case.placement.ranks),
         )  # fmt: skip
         assert share == pytest.approx(filled.max(), abs=1e-8)
-        assert steps == passes.size
+
+
+def one_pass(
+    passes: Passes, policy: Policy, give_up: float = NEVER
+) -> tuple[float, float, float, int]:
+    """Return makespan, stage time, share of a limit, and how many actions were placed."""
+    by_stage_time, problem = passes.objective == "stage-time", passes.problem()
+    rules = read_policy(np.array(policy), 0, problem)
+    reset(rules, problem, passes.scratch)
+    done, share, hopeless = run_pass(
+        rules, problem, give_up, by_stage_time, passes.scratch, passes.order
+    )
+    makespan, stage_time = (NEVER, NEVER) if hopeless else times_of(problem, passes.scratch)
+    return makespan, stage_time, share, done
 
 
 @pytest.mark.parametrize("objective", scheduler.OBJECTIVES)
@@ -192,12 +221,42 @@ def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
     policy = known_policies.SEVERAL_STAGES[0]
     time = passes.solved(policy).time
     assert time > passes.bound + 20
-    (candidate,), steps = passes.run([policy], give_up=time)
-    assert (candidate.time, steps) == (time, passes.size)
-    (candidate,), steps = passes.run([policy], give_up=time - 0.5)
-    assert candidate.time == NEVER
-    assert steps < passes.size
-    assert passes.run([policy], give_up=passes.bound)[1] < steps
+    which = scheduler.OBJECTIVES.index(objective)
+    kept = one_pass(passes, policy, time)
+    assert (kept[which], kept[-1]) == (time, passes.size)
+    dropped = one_pass(passes, policy, time - 0.5)
+    assert dropped[which] == NEVER
+    assert dropped[-1] < passes.size
+    assert one_pass(passes, policy, passes.bound)[-1] < dropped[-1]
+
+
+@pytest.mark.parametrize("objective", scheduler.OBJECTIVES)
+def test_a_search_drops_what_is_worse_than_the_best_by_more_than_its_tolerance(
+    objective: str,
+) -> None:
+    placement = Placement.v(4)
+    table = Costs(F=3, I=4, W=2).resolve(placement)
+    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), objective)
+    first, *others = known_policies.SEVERAL_STAGES
+    best = passes.solved(first).time
+    worse = next(one for one in others if passes.solved(one).time > best)
+    share = passes.solved(worse).time / best - 1
+    for tolerance, is_kept in ((share + 1e-6, True), (share - 1e-6, False)):
+        found = passes.compare([first, worse], tolerance=tolerance)
+        assert (found[worse].time < NEVER) == is_kept
+
+
+def test_variations_are_new_and_differ_from_an_earlier_policy_in_one_to_three_numbers() -> None:
+    placement = Placement.v(4)
+    table = Costs(F=3, I=4, W=2).resolve(placement)
+    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), "makespan")
+    given = known_policies.SEVERAL_STAGES
+    found = list(passes.compare(given, most=100))
+    assert found[: len(given)] == [tuple(map(float, policy)) for policy in given]
+    assert len(set(found)) == len(found) == 100
+    for place in range(len(given), 100):
+        changes = (sum(map(operator.ne, found[place], before)) for before in found[:place])
+        assert 1 <= min(changes) <= 3
 
 
 # Makespans of the best published scheduler, measured with an independent simulator.
@@ -323,24 +382,25 @@ def test_an_unknown_objective_is_refused_with_the_nearest() -> None:
         Case(Placement.v(2), Costs(), 4, np.array(2.0)).solve(objective="stagetime")
 
 
-def counted(work: Workload) -> tuple[Passes, list[int]]:
-    """Passes over a workload, and how many actions each of their calls places."""
-    placed: list[int] = []
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many actions each call of the kernel places."""
+    found: list[int] = []
 
-    class Counted(Passes):
-        def run(self, policies, *options, **named):  # type: ignore[no-untyped-def]
-            candidates, steps = super().run(policies, *options, **named)
-            placed.append(steps)
-            return candidates, steps
+    class Counted:
+        @staticmethod
+        def run(*arguments):  # type: ignore[no-untyped-def]
+            result = try_policies.run(*arguments)
+            found.append(result[1])
+            return result
 
-    passes = Counted(work, "makespan")
-    # Those with fewer microbatches are copies, which count as well.
-    return passes, placed
+    monkeypatch.setattr("debubble.listing.passes.try_policies", Counted)
+    return found
 
 
-def test_the_budget_is_kept() -> None:
+def test_the_budget_is_kept(placed: list[int]) -> None:
     table = Costs.per_rank(**REAL).resolve(Placement.v(8))
-    passes, placed = counted(Workload(Placement.v(8), table, 60, np.full(8, 4.0)))
+    passes = Passes(Workload(Placement.v(8), table, 60, np.full(8, 4.0)), "makespan")
     scheduler._search(passes, 1.0)
     # The search, and the best policy once more for its order.
     assert sum(placed) <= scheduler.SMALLEST_BUDGET + passes.size
@@ -349,10 +409,10 @@ def test_the_budget_is_kept() -> None:
 
 @pytest.mark.parametrize(("memory", "long"), [(8.0, False), (5.0, False), (2.0, True)])
 def test_many_microbatches_on_a_v_take_few_policies_unless_memory_is_tight(
-    memory: float, long: bool
+    placed: list[int], memory: float, long: bool
 ) -> None:
     table = Costs.per_rank(**REAL).resolve(Placement.v(8))
-    passes, placed = counted(Workload(Placement.v(8), table, 200, np.full(8, memory)))
+    passes = Passes(Workload(Placement.v(8), table, 200, np.full(8, memory)), "makespan")
     found = scheduler._search(passes, 1.0)
     assert (sum(placed) > scheduler.QUICK_BUDGET + passes.size) == long
     assert long or found.time <= passes.bound * (1 + scheduler.CLOSE)

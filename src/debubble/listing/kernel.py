@@ -1,4 +1,4 @@
-"""The list scheduler itself: one pass over a problem for every policy it is given.
+"""The list scheduler itself: one pass over a problem under one policy.
 
 A step takes the rank whose next decision is the earliest, looks at what it could run, and starts
 one action, or decides to wait until a known time. A rank only knows what has been started, so the
@@ -14,15 +14,8 @@ from typing import Any
 
 from debubble.core.actions import MICROBATCH_SHIFT, STAGE_SHIFT
 from debubble.core.kind_relations import FORWARD_KIND, INPUT_KIND, WEIGHT_KIND
-from debubble.engine.jit import Array, helper, kernel
-from debubble.listing.pass_state import (
-    NEVER,
-    PARAMETERS,
-    SCORES,
-    ListProblem,
-    PassProgress,
-    PolicyRules,
-)
+from debubble.engine.jit import Array, helper
+from debubble.listing.pass_state import NEVER, PARAMETERS, ListProblem, PassProgress, PolicyRules
 
 GROUP = 16
 """Ranks of which the one to go on next is found together."""
@@ -31,37 +24,6 @@ F, I, W = int(FORWARD_KIND), int(INPUT_KIND), int(WEIGHT_KIND)
 
 NO_STAGE = -1
 """In place of a stage: nothing can run."""
-
-
-@kernel(writes=("scores", "order"), allocates=False)
-def list_schedule(
-    policies: Array,
-    problem: ListProblem,
-    give_up: float,
-    tolerance: float,
-    by_stage_time: bool,
-    progress: PassProgress,
-    scores: Array,
-    order: Array,
-) -> None:
-    """Schedule one problem under each policy in turn; `order` keeps the packed actions of the last.
-
-    `policies` has ``PARAMETERS`` numbers per policy, `scores` gets ``SCORES``. A policy is dropped
-    once it cannot stay below `give_up` or (1 + `tolerance`) times the best of this call, in stage
-    time or in makespan.
-    """
-    for which in range(len(scores) // SCORES):
-        rules = read_policy(policies, which, problem)
-        reset(rules, problem, progress)
-        done, fullest, hopeless = run_pass(rules, problem, give_up, by_stage_time, progress, order)
-        makespan = stage_time = NEVER
-        if not hopeless:
-            makespan, stage_time = times_of(problem, progress)
-        give_up = min(give_up, (1.0 + tolerance) * (stage_time if by_stage_time else makespan))
-        scores[SCORES * which] = makespan
-        scores[SCORES * which + 1] = stage_time
-        scores[SCORES * which + 2] = fullest
-        scores[SCORES * which + 3] = done
 
 
 @helper

@@ -12,8 +12,20 @@ NEVER = 1e300
 PARAMETERS = 7
 """Numbers in a policy, see :data:`debubble.listing.policies.LEVELS`."""
 
-SCORES = 4
-"""Numbers that come back: makespan, largest stage time, largest share of a limit, steps."""
+KEYS = 3
+"""Numbers by which results are compared, see :func:`debubble.listing.policy_search.key_into`."""
+
+PARENTS = 10
+"""Number of the best policies that are varied."""
+
+ATTEMPTS = 20
+"""Variations drawn for each one wanted; some were tried before."""
+
+MOST_CHANGES = 3
+"""Most numbers of a policy that one variation changes."""
+
+MOST_DRAWS = 2 + 3 * MOST_CHANGES
+"""Most random numbers for one variation."""
 
 
 class ListProblem(NamedTuple):
@@ -107,3 +119,46 @@ class PolicyRules(NamedTuple):
     delay: float
     gap: float
     patience: float
+
+
+class SearchTerms(NamedTuple):
+    """How far a search over policies goes."""
+
+    batch: int
+    """Policies that are tried before the best of all are varied again."""
+    most: int
+    """Most policies that are tried."""
+    budget: float
+    """Actions that are placed, about; one policy is always tried."""
+    tolerance: float
+    """Share by which a pass may be worse than the best before it is dropped."""
+    bound: float
+    """Objective at which the search ends: nothing can be better."""
+    by_stage_time: bool
+    """Whether the objective is the largest stage time."""
+    scale: float
+    """Time in which times are compared, rounded."""
+
+
+class TriedPolicies(NamedTuple):
+    """Policies that were tried, in their order, and what came of them."""
+
+    policies: Array
+    """``PARAMETERS`` numbers of each."""
+    keys: Array
+    """``KEYS`` numbers of each."""
+    times: Array
+    """Objective of each."""
+    parents: Array
+    """Scratch space: indices of the ``PARENTS`` best."""
+
+
+class Draws(NamedTuple):
+    """What variations are drawn from."""
+
+    levels: Array
+    """Values that the numbers of a policy step through, one number after the other."""
+    begins: Array
+    """Index of the first level of every number, and the end of the last."""
+    random: Array
+    """Random numbers from 0 to 1, used from the first on."""

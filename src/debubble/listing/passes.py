@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,23 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
-from debubble.listing.kernel import list_schedule
-from debubble.listing.pass_state import NEVER, SCORES, ListProblem, PassProgress
-from debubble.listing.policies import Policy
+from debubble.listing.pass_state import (
+    KEYS,
+    NEVER,
+    PARAMETERS,
+    PARENTS,
+    ListProblem,
+    PassProgress,
+    SearchTerms,
+    TriedPolicies,
+)
+from debubble.listing.policies import Policy, draws_for
+from debubble.listing.policy_search import key_into, try_policies
 from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
+
+BATCH = 8
+"""Policies that are tried before the best of all are varied again."""
 
 GIVE_UP = 0.02
 """Share by which a pass may be worse than the best before it is dropped."""
@@ -99,6 +111,11 @@ class Passes:
         return 3 * self.work.stages * self.microbatches
 
     @property
+    def scale(self) -> float:
+        """Time of which keys have shares."""
+        return self.microbatches * self.period or 1.0
+
+    @property
     def bound(self) -> float:
         """A lower bound of the objective."""
         busy = self.microbatches * self._busy
@@ -130,22 +147,37 @@ class Passes:
             *(array.tobytes() for array in arrays),
         )  # fmt: skip
 
-    def run(
-        self, policies: Sequence[Policy], give_up: float = NEVER, tolerance: float = GIVE_UP
-    ) -> tuple[list[ListCandidate], int]:
-        """Return times of some policies, and how many actions were placed to find them."""
-        scores = np.zeros(SCORES * len(policies))
-        list_schedule.run(
-            ITERATIONS * len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
-            self.problem(), give_up, tolerance, self.objective == "stage-time", self.scratch,
-            scores, self.order,
+    def compare(
+        self, policies: Sequence[Policy], *, batch: int = BATCH, most: int = 0,
+        budget: float = NEVER, tolerance: float = GIVE_UP,
+    ) -> dict[Policy, ListCandidate]:  # fmt: skip
+        """Return what policies lead to, and variations of the best where `most` are more.
+
+        At most `batch` at a time, as long as the budget of placed actions lasts.
+        """
+        most = max(most, len(policies))
+        budget = min(budget, float(most * self.size))
+        tried = TriedPolicies(
+            np.zeros((most + 1) * PARAMETERS), np.zeros(most * KEYS), np.zeros(most),
+            np.zeros(PARENTS, dtype=np.int64),
         )  # fmt: skip
-        makespans, stage_times, shares, steps = scores.reshape(-1, SCORES).T.tolist()
-        return list(map(self._candidate, makespans, stage_times, shares)), int(sum(steps))
+        tried.policies[: len(policies) * PARAMETERS] = np.ravel(policies)
+        terms = SearchTerms(
+            batch, most, budget, tolerance, self.bound * (1 + TOLERANCE),
+            self.objective == "stage-time", self.scale,
+        )  # fmt: skip
+        count, _ = try_policies.run(
+            int(ITERATIONS * max(budget, self.size)), len(policies),
+            self.problem(), terms, draws_for(most), self.scratch, tried, self.order,
+        )  # fmt: skip
+        names = map(tuple, tried.policies.reshape(-1, PARAMETERS)[:count].tolist())
+        keys = map(tuple, tried.keys.reshape(-1, KEYS)[:count].tolist())
+        found = map(ListCandidate, keys, tried.times[:count].tolist(), repeat([]))
+        return dict(zip(names, found, strict=True))
 
     def solved(self, policy: Policy) -> ListCandidate:
         """Return the complete order one policy leads to."""
-        (candidate,), _ = self.run([policy])
+        (candidate,) = self.compare([policy]).values()
         ends = 3 * self.microbatches * self.offsets
         programs = [self.order[a:b].copy() for a, b in pairwise(ends.tolist())]
         return candidate._replace(programs=programs)
@@ -162,20 +194,17 @@ class Passes:
             return None
         timeline = timeline_of(compile_graph(order), work.table)
         share = float(np.max(peak / np.maximum(work.limits, np.finfo(float).tiny)))
-        found = self._candidate(timeline.makespan, float(timeline.stage_time.max()), share)
-        return found._replace(programs=list(programs))
+        time, other = timeline.makespan, float(timeline.stage_time.max())
+        if self.objective == "stage-time":
+            time, other = other, time
+        key = np.zeros(KEYS)
+        key_into(key, 0, time, other, share, self.scale)
+        first, second, third = key.tolist()
+        return ListCandidate((first, second, third), time, list(programs))
 
     def meets_bound(self, candidate: ListCandidate) -> bool:
         """Return whether nothing can be better, except where times are equal."""
         return candidate.time <= self.bound * (1 + TOLERANCE)
-
-    def _candidate(self, makespan: float, stage_time: float, share: float) -> ListCandidate:
-        times = (makespan, stage_time)
-        if self.objective == "stage-time":
-            times = (stage_time, makespan)
-        scale = self.microbatches * self.period or 1.0
-        key = (round(times[0] / scale, 9), round(times[1] / scale, 9), round(share, 6))
-        return ListCandidate(key, times[0], [])
 
 
 def _arrays(dtype: str, size: int, count: int = 1) -> list[NDArray[Any]]:

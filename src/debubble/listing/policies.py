@@ -1,14 +1,16 @@
-"""Policies of the list scheduler: which to try first, and how to vary them."""
+"""Policies of the list scheduler: which to try first, and the steps in which they vary."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Container, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from random import Random
 from typing import TypeAlias
 
+import numpy as np
+
 from debubble.core.placement import Placement
-from debubble.listing.pass_state import PARAMETERS
+from debubble.listing.pass_state import ATTEMPTS, MOST_DRAWS, Draws
 from debubble.listing.workload import TOLERANCE
 
 Policy: TypeAlias = tuple[float, ...]
@@ -25,9 +27,6 @@ LEVELS: dict[str, Policy] = {
 """Steps in which the numbers of a policy vary; turn, delay and patience in periods T.
 
 A forward stretch of −99 runs any backward before a forward, a cap rounding of 99 lifts the caps."""
-
-ATTEMPTS = 20
-"""Variations drawn for each one wanted; some were tried before."""
 
 ONE_STAGE: tuple[Policy, ...] = (
     (4, 2, 0, 0.4, 2, 0.6, 0.02),
@@ -147,23 +146,12 @@ def first_policies(placement: Placement) -> tuple[Policy, ...]:
     return ONE_STAGE if placement.chunks == 1 else SEVERAL_STAGES
 
 
-def variations(
-    parents: Sequence[Policy], count: int, known: Container[Policy], random: Random
-) -> list[Policy]:
-    """New policies, each one to three whole or half steps away from a good one."""
-    levels = list(LEVELS.values())
-    found: dict[Policy, None] = {}
-    for _ in range(ATTEMPTS * count):
-        if len(found) == count:
-            break
-        policy = list(parents[int(random.random() * len(parents))])
-        for _ in range(1 + int(random.random() * 3)):
-            which = int(random.random() * PARAMETERS)
-            values = levels[which]
-            step = (-2, -1, 1, 2)[int(random.random() * 4)]
-            place = bisect_left(values, policy[which]) + step
-            value = values[min(max(place, 0), len(values) - 1)]
-            policy[which] = value if random.random() < 0.5 else (policy[which] + value) / 2
-        if tuple(policy) not in known:
-            found[tuple(policy)] = None
-    return list(found)
+@lru_cache(maxsize=8)
+def draws_for(most: int) -> Draws:
+    """Return what variations are drawn from, the same every time, for so many policies."""
+    random = Random(0)
+    values = [level for levels in LEVELS.values() for level in levels]
+    begins = [*accumulate(map(len, LEVELS.values()), initial=0)]
+    # Of four variations about one is new.
+    numbers = [random.random() for _ in range(4 * MOST_DRAWS * (most + ATTEMPTS))]
+    return Draws(np.array(values, dtype=np.float64), np.array(begins), np.array(numbers))

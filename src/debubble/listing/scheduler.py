@@ -63,7 +63,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from random import Random
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,9 +71,8 @@ from debubble.core.actions import Program
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
-from debubble.listing.pass_state import NEVER
-from debubble.listing.passes import GIVE_UP, ListCandidate, Passes, key_of
-from debubble.listing.policies import Policy, few_policies, first_policies, variations
+from debubble.listing.passes import ListCandidate, Passes, key_of
+from debubble.listing.policies import few_policies, first_policies
 from debubble.listing.workload import Workload
 
 OBJECTIVES = ("makespan", "stage-time")
@@ -105,12 +103,6 @@ in flight (at most 2p), where the schedule has at least twice as many as that.""
 
 FINALISTS = 2
 """Policies that are tried on all microbatches after they were compared on fewer."""
-
-BATCH = 8
-"""Policies per call of the kernel."""
-
-PARENTS = 10
-"""Number of the best policies that are varied."""
 
 REMEMBERED = 256
 """Results of searches that are kept: within one memory several schedules are the same search."""
@@ -225,8 +217,8 @@ def _search(passes: Passes, effort: float) -> ListCandidate:
     chosen = chosen[: max(FEWEST, int(budget / trial.size))]
     if not chosen:
         return _long_search(passes, trial, effort, LARGE_BUDGET)
-    candidates, _ = trial.run(chosen, tolerance=0.0)
-    quick = passes.solved(chosen[candidates.index(min(candidates, key=key_of))])
+    found = trial.compare(chosen, batch=len(chosen), tolerance=0.0)
+    quick = passes.solved(min(found, key=found.__getitem__))
     if quick.time <= passes.bound * (1 + CLOSE):
         return quick
     return min(quick, _long_search(passes, trial, effort, LARGE_BUDGET), key=key_of)
@@ -238,26 +230,10 @@ def _long_search(passes: Passes, trial: Passes, effort: float, least: int) -> Li
     Policies are compared on `trial`; at least `least` actions are placed.
     """
     budget = effort * max(least, BUDGET_PER_ACTION * passes.size)
-    policies = first_policies(passes.work.placement)
-    random = Random(0)
-    tried: dict[Policy, tuple[float, float, float]] = {}
-    batch = list(policies[:BATCH])
-    best = NEVER
-    while batch:
-        batch = batch[: max(1, int(budget / trial.size))]
-        candidates, steps = trial.run(batch, best * (1 + GIVE_UP))
-        budget -= steps
-        tried.update(zip(batch, map(key_of, candidates), strict=True))
-        best = min(best, *(candidate.time for candidate in candidates))
-        wanted = min(BATCH, int(budget / trial.size), int(effort * MOST_PASSES) - len(tried))
-        if wanted < 1 or any(map(trial.meets_bound, candidates)):
-            break
-        batch = list(policies[len(tried) : len(tried) + wanted])
-        if not batch:
-            parents = sorted(tried, key=tried.__getitem__)[:PARENTS]
-            batch = variations(parents, wanted, tried, random)
+    first = first_policies(passes.work.placement)
+    tried = trial.compare(first, most=int(effort * MOST_PASSES), budget=budget)
     # Policies that came to the same result would do so again.
-    different = {tried[policy]: policy for policy in reversed(tried)}
+    different = {tried[policy].key: policy for policy in reversed(tried)}
     ranking = [different[key] for key in sorted(different)]
     finalists = ranking[: 1 if trial is passes else FINALISTS]
     return min((passes.solved(policy) for policy in finalists), key=key_of)
