@@ -18,7 +18,7 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 """Options that need the least memory, used where they are open."""
 
 
-SLACK = 0.02
+SLACK = 0.05
 """Share of a step by which another plan with one more node may be faster: less than plans are off,
 and a fraction of the search."""
 
