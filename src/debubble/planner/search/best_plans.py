@@ -13,6 +13,7 @@ from debubble.planner.search.groups import CandidateGroup, groups
 from debubble.planner.search.layer_split import Allowed, runnable
 from debubble.planner.search.screen import Screen
 from debubble.planner.search.search_result import ROUNDING, Found, kept
+from debubble.planner.search.within_memory import best_variant
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -37,7 +38,7 @@ def search(
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
-    `slack` is the share by which other plans may be faster than those that are returned.
+    `slack` is the share by which other candidates may be faster than those that are returned.
 
     Best first: what has the lowest bound is looked at more closely, and comes back with a higher
     one, from groups (the work of their layers) to settings, candidates (their pipelines), and
@@ -64,7 +65,8 @@ def search(
             tell(found)
         screen.add_large()
         for plan in screen.heads if slack else ():
-            kept(found.plans, plan, top)  # nothing that was left was looked at
+            # Nothing that was left was looked at.
+            kept(found.plans, best_variant(request, plan, splits), top)
     except KeyboardInterrupt:
         found.interrupted = True
         for plan in screen.heads:

@@ -201,6 +201,14 @@ class BaseVariants:
         self.plan = min(fitting, key=rank)
 
 
+def best_variant(request: PlanRequest, plan: Evaluated, splits: Allowed | None) -> Evaluated:
+    """Return the fastest variant of a plan within the limit."""
+    variants = BaseVariants(request, Base(plan, 0.0, 0.0), splits)
+    while math.isfinite(variants.floor):
+        variants.look()
+    return variants.plan
+
+
 Floors: TypeAlias = Iterator[tuple[float, Evaluated | None]]
 """Seconds that no later variant is below, each with a variant that takes as long, if there is."""
 
