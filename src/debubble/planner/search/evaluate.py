@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
-from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
@@ -26,15 +24,15 @@ from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.memory.peaks import (
     RankMemory,
     fragmentation,
-    margin,
     memory_costs,
     memory_of,
     peaks_of,
+    standing,
 )
 from debubble.planner.memory.retries import chance_of_retries, retry_time
-from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import fits
 from debubble.planner.request import PlanRequest
+from debubble.planner.search.bounds import least_peaks
 from debubble.schedules import registry
 
 
@@ -179,13 +177,6 @@ def schedule_of(
     return registry.make(name, ranks=p, microbatches=m, chunks=v, costs=costs, memory=room)
 
 
-def standing(case: Case, placement: Placement) -> NDArray[np.float64]:
-    """Return bytes that every rank holds all the time, margin included; shape ``(pp,)``."""
-    held = np.full(case.degrees.pp, margin(case.training))
-    np.add.at(held, placement.ranks_of_stages, [state.total for state in stage_states(case)])
-    return held
-
-
 def costs_of(case: Case, *, memory: bool = True) -> Costs:
     """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
@@ -223,8 +214,12 @@ def with_peaks(plan: Evaluated, timeline: Timeline | None = None) -> Evaluated:
     """Return a plan with the peak of every rank; its timeline is simulated unless given.
 
     If the activations alone are too large, only they are counted, less than the real peaks. Those
-    of long pipelines are of fewer microbatches where that is enough, see :func:`_steady_peaks`.
+    of long pipelines are of fewer microbatches where that is enough, see :func:`_few`.
     """
+    if plan.order is None and not plan.candidate.uses_costs:
+        least = least_peaks(plan.request, plan.candidate)
+        if least is not None and float(least.max()) > plan.request.limit:
+            return replace(plan, peaks=tuple(least.tolist()))
     found = _steady_peaks(plan)
     return replace(plan, peaks=found or _peaks(plan, timeline or plan.simulate()))
 
@@ -241,26 +236,39 @@ ROUNDS = 2, 3
 """Microbatches per rank after which more leave no more in memory where these two leave as much."""
 
 
-def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
-    """Return the peaks with few microbatches where they are those with more; else none.
+def _few(plan: Evaluated) -> tuple[Evaluated, ...]:
+    """Return a long pipeline's plan with two and with three rounds of microbatches; else none.
 
-    A published schedule that fills its ranks as much with three rounds of microbatches as with two
-    is taken to go on like that. Plans that are reported are counted in full, see :func:`finished`.
+    A published schedule that fills its ranks as much with three rounds as with two is taken to go
+    on like that. Tensors that stay until the end of the step are more with every microbatch.
     """
-    own, ranks = plan.candidate, plan.candidate.degrees.pp
+    own, ranks, runtime = plan.candidate, plan.candidate.degrees.pp, plan.request.training.runtime
     if own.uses_costs or plan.order is not None or own.microbatches <= 2 * sum(ROUNDS) * ranks:
+        return ()
+    if runtime.receive_buffers or runtime.sent_until == "step":
         return ()
     if not all(fits(own.schedule, ranks, own.degrees.chunks, one * ranks) for one in ROUNDS):
         return ()
-    few = (replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
+    return tuple(replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
+
+
+def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
+    """Return the peaks with few microbatches where they are those with more; else none."""
+    few = _few(plan)
+    if not few:
+        return ()
     two, three = (_peaks(one, one.simulate()) for one in few)
-    return three if np.allclose(two, three, rtol=1e-12, atol=0) else ()
+    return three if _alike(two, three) else ()
+
+
+def _alike(two: Sequence[float], three: Sequence[float]) -> bool:
+    return np.allclose(two, three, rtol=1e-12, atol=0)
 
 
 def finished(plan: Evaluated) -> Evaluated:
     """Return a plan with the causes of its time, and the parts of its memory."""
     case, timeline = plan.case, plan.simulate()
-    memory = memory_of(case, timeline)
+    memory = _steady_memory(plan, timeline) or memory_of(case, timeline)
     return replace(
         plan,
         peaks=tuple(rank.peak for rank in memory),
@@ -268,6 +276,17 @@ def finished(plan: Evaluated) -> Evaluated:
         bubble_ratio=max(timeline.bubble_ratio, 0.0),  # sums of one rank may differ in rounding
         memory=memory,
     )
+
+
+def _steady_memory(plan: Evaluated, whole: Timeline) -> tuple[RankMemory, ...]:
+    """Return the memory with few microbatches where it is that of the whole step; else none."""
+    few = _few(plan)
+    if not few:
+        return ()
+    two, three = few
+    memory = memory_of(plan.case, three.simulate(), whole)
+    peaks = peaks_of(plan.case, two.simulate()).tolist()
+    return memory if memory and _alike(peaks, [rank.peak for rank in memory]) else ()
 
 
 CAUSES = {

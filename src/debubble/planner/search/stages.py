@@ -26,9 +26,9 @@ from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import LayerSums, layer_sums, stage_times, transfer
 from debubble.planner.cost.step import StepEnds, step_ends
 from debubble.planner.memory.activations import stage_activations
+from debubble.planner.memory.peaks import standing
 from debubble.planner.plannable import placement_of, plannable
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import standing
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
