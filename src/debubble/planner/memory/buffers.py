@@ -26,18 +26,26 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     From every moment on, as a runtime keeps them; shape ``(ranks, width)``.
     """
     work = moments.work
-    key = runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
-    if key not in work.counted:
-        work.counted[key] = _counts(work, runtime)
-    counts = work.counted[key]
+    counts = _counts(work, runtime)
     if not runtime.receive_buffers:
         which = np.concatenate([work.came, work.came_back])
         counts = counts + _sums(work, [(_arrivals(moments, which), 1)])
     return counts.astype(np.float64) * (boundary / moments.schedule.slices)
 
 
+def growth(work: RankPrograms, microbatches: int, runtime: Habits) -> Floats:
+    """Return tensors per microbatch that every rank holds at the end of the step.
+
+    `work` is of so many microbatches.
+    """
+    return _counts(work, runtime)[:, -1] / microbatches
+
+
 def _counts(work: RankPrograms, runtime: Habits) -> Integers:
     """Return numbers of tensors from every moment on, but for those that come."""
+    key = runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
+    if key in work.counted:
+        return work.counted[key]
     starts, stops = work.starts, work.stops
     changes: list[Change] = []
 
@@ -60,7 +68,8 @@ def _counts(work: RankPrograms, runtime: Habits) -> Integers:
     if runtime.keeps_outputs:
         add(stops, work.hands_output, 1)
         add(stops, work.takes_gradient, -1)
-    return _sums(work, changes)
+    work.counted[key] = _sums(work, changes)
+    return work.counted[key]
 
 
 def _sums(work: RankPrograms, changes: Sequence[Change]) -> Integers:

@@ -65,7 +65,7 @@ def in_flight(
     """Return the counts of a schedule; None if they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
-    if microbatches > 3 * ranks and _is_steady(name, ranks, chunks):
+    if microbatches > 3 * ranks and is_steady(name, ranks, chunks):
         return in_flight(name, ranks, 2 * ranks, chunks, runtime)
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     if 2 * chunks * int(np.diff(schedule.offsets).max()) > LARGEST:
@@ -74,7 +74,7 @@ def in_flight(
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_steady(name: str, ranks: int, chunks: int) -> bool:
+def is_steady(name: str, ranks: int, chunks: int) -> bool:
     """Return whether more than two rounds of microbatches leave no more in flight.
 
     A schedule that holds as much with three rounds as with two goes on like that.

@@ -28,7 +28,7 @@ from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
 from debubble.planner.memory.activations import logits_bytes, stage_activations
-from debubble.planner.memory.buffers import buffers
+from debubble.planner.memory.buffers import buffers, growth
 from debubble.planner.memory.memory_events import Moments
 from debubble.planner.memory.state import TrainingState, head_state, stage_states
 
@@ -116,36 +116,24 @@ class MemoryCurve:
         return changing + self.margin + self.state.total
 
 
-def memory_of(
-    case: Case, timeline: Timeline, whole: Timeline | None = None
-) -> tuple[RankMemory, ...]:
+def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
     """Return the largest memory of every rank with its parts, in bytes per GPU.
 
-    The timeline is one step of the candidate's schedule, simulated with any costs in time. If a
-    `whole` step with more microbatches is given, peaks are at its times; none are returned where it
-    does not begin as the timeline does, up to every peak.
+    The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
     found, schedule = [], timeline.schedule
     for rank, curve in enumerate(memory_curves(case, timeline)):
         total, state = curve.total, curve.state
         at = int(np.argmax(total))
-        position, time = int(curve.positions[at]), float(curve.times[at])
-        if whole is not None:
-            first, other = int(schedule.offsets[rank]), int(whole.schedule.offsets[rank])
-            there = other + position - first
-            ahead = whole.schedule.actions[other : there + 1]
-            if not np.array_equal(ahead, schedule.actions[first : position + 1]):
-                return ()
-            time = float((whole.end if at % 2 else whole.start)[there])
+        action = schedule.text(unpack(schedule.actions[curve.positions[at]]))
         changing = {
             name: float(getattr(curve, name)[at])
             for name in ("activations", "buffers", "logits", "margin")
         }
-        action = schedule.text(unpack(schedule.actions[position]))
         found.append(
             RankMemory(
                 rank=rank, peak=float(total[at]), weights=state.weights, gradients=state.gradients,
-                optimizer=state.optimizer, **changing, at=Moment(action, time),
+                optimizer=state.optimizer, **changing, at=Moment(action, float(curve.times[at])),
                 room=case.gpu.memory - float(total[at]),
             )
         )  # fmt: skip
@@ -154,14 +142,43 @@ def memory_of(
 
 def peaks_of(case: Case, timeline: Timeline) -> Floats:
     """Return the peaks of :func:`memory_of` alone, shape ``(ranks,)``."""
-    changing, buffered, logits = _changing(case, timeline)[1:]
+    _, changing = _sum_of_changing(case, timeline)
+    return _with_rest(case, timeline.schedule, changing.max(axis=1))
+
+
+def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
+    """Return :func:`peaks_of` with all of a case's microbatches from a timeline of fewer rounds.
+
+    Of a runtime whose tensors stay until the end of the step, and a schedule that leaves as many
+    activations in flight with more rounds, see :func:`debubble.planner.memory.in_flight.is_steady`.
+    None where a rank's memory is largest in the first third, which is not like all later ones.
+    """
+    schedule, microbatches = timeline.schedule, case.candidate.microbatches
+    if microbatches % schedule.ranks:
+        return None
+    moments, changing = _sum_of_changing(case, timeline)
+    most = changing.max(axis=1)
+    for rank, count in enumerate((2 * moments.work.counts).tolist()):
+        if changing[rank, count // 3 :].max() < most[rank]:
+            return None
+    grows = growth(moments.work, schedule.microbatches, case.training.runtime)
+    more = microbatches - schedule.microbatches
+    return _with_rest(case, schedule, most + grows * (more * stage_activations(case)[0].boundary))
+
+
+def _sum_of_changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats]:
+    """Return activations, buffers and logits together."""
+    moments, changing, buffered, logits = _changing(case, timeline)
     changing += buffered
     changing += logits
-    most = changing.max(axis=1)
-    spare = margin(case.training) + fragmentation(case.training) * most
-    state = [one.total for one in rank_states(case, timeline.schedule)]
-    peaks: Floats = most + spare + np.array(state)
-    return peaks
+    return moments, changing
+
+
+def _with_rest(case: Case, schedule: Schedule, changing: Floats) -> Floats:
+    """Return the largest memory of every rank, from the most that changes."""
+    spare = margin(case.training) + fragmentation(case.training) * changing
+    state = [one.total for one in rank_states(case, schedule)]
+    return changing + spare + np.array(state)
 
 
 def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:

@@ -21,16 +21,17 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.memory.in_flight import is_steady
 from debubble.planner.memory.peaks import (
     RankMemory,
     fragmentation,
     memory_costs,
     memory_of,
     peaks_of,
+    peaks_with_more,
     standing,
 )
 from debubble.planner.memory.retries import chance_of_retries, retry_time
-from debubble.planner.plannable import fits
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import least_peaks
 from debubble.schedules import registry
@@ -214,7 +215,7 @@ def with_peaks(plan: Evaluated, timeline: Timeline | None = None) -> Evaluated:
     """Return a plan with the peak of every rank; its timeline is simulated unless given.
 
     If the activations alone are too large, only they are counted, less than the real peaks. Those
-    of long pipelines are of fewer microbatches where that is enough, see :func:`_few`.
+    of long pipelines are of fewer microbatches where that is enough, see :func:`_steady_peaks`.
     """
     if plan.order is None and not plan.candidate.uses_costs:
         least = least_peaks(plan.request, plan.candidate)
@@ -236,39 +237,31 @@ ROUNDS = 2, 3
 """Microbatches per rank after which more leave no more in memory where these two leave as much."""
 
 
-def _few(plan: Evaluated) -> tuple[Evaluated, ...]:
-    """Return a long pipeline's plan with two and with three rounds of microbatches; else none.
+def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
+    """Return the peaks with few microbatches where they are those with more; else none.
 
-    A published schedule that fills its ranks as much with three rounds as with two is taken to go
-    on like that. Tensors that stay until the end of the step are more with every microbatch.
+    A published schedule that fills its ranks as much with three rounds of microbatches as with two
+    is taken to go on like that. Plans that are reported are counted in full, see :func:`finished`.
     """
     own, ranks, runtime = plan.candidate, plan.candidate.degrees.pp, plan.request.training.runtime
     if own.uses_costs or plan.order is not None or own.microbatches <= 2 * sum(ROUNDS) * ranks:
         return ()
-    if runtime.receive_buffers or runtime.sent_until == "step":
+    apart = own.degrees.chunks > 1 and own.microbatches % ranks  # the last round is like no other
+    if apart or not is_steady(own.schedule, ranks, own.degrees.chunks):
         return ()
-    if not all(fits(own.schedule, ranks, own.degrees.chunks, one * ranks) for one in ROUNDS):
-        return ()
-    return tuple(replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
-
-
-def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
-    """Return the peaks with few microbatches where they are those with more; else none."""
-    few = _few(plan)
-    if not few:
-        return ()
-    two, three = (_peaks(one, one.simulate()) for one in few)
-    return three if _alike(two, three) else ()
-
-
-def _alike(two: Sequence[float], three: Sequence[float]) -> bool:
-    return np.allclose(two, three, rtol=1e-12, atol=0)
+    few = (replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
+    two, three = (one.simulate() for one in few)
+    if runtime.receive_buffers and runtime.sent_until == "step":
+        found = peaks_with_more(plan.case, three)
+        return () if found is None else tuple(found.tolist())
+    less, more = _peaks(plan, two), _peaks(plan, three)
+    return more if np.allclose(less, more, rtol=1e-12, atol=0) else ()
 
 
 def finished(plan: Evaluated) -> Evaluated:
     """Return a plan with the causes of its time, and the parts of its memory."""
     case, timeline = plan.case, plan.simulate()
-    memory = _steady_memory(plan, timeline) or memory_of(case, timeline)
+    memory = memory_of(case, timeline)
     return replace(
         plan,
         peaks=tuple(rank.peak for rank in memory),
@@ -276,17 +269,6 @@ def finished(plan: Evaluated) -> Evaluated:
         bubble_ratio=max(timeline.bubble_ratio, 0.0),  # sums of one rank may differ in rounding
         memory=memory,
     )
-
-
-def _steady_memory(plan: Evaluated, whole: Timeline) -> tuple[RankMemory, ...]:
-    """Return the memory with few microbatches where it is that of the whole step; else none."""
-    few = _few(plan)
-    if not few:
-        return ()
-    two, three = few
-    memory = memory_of(plan.case, three.simulate(), whole)
-    peaks = peaks_of(plan.case, two.simulate()).tolist()
-    return memory if memory and _alike(peaks, [rank.peak for rank in memory]) else ()
 
 
 CAUSES = {
