@@ -9,6 +9,7 @@ How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.hab
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -28,8 +29,7 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
     work = moments.work
     counts = _counts(work, runtime)
     if not runtime.receive_buffers:
-        which = np.concatenate([work.came, work.came_back])
-        counts = counts + _sums(work, [(_arrivals(moments, which), 1)])
+        counts = counts + _sums(work, [(_arrivals(moments), 1)])
     return counts.astype(np.float64) * (boundary / moments.schedule.slices)
 
 
@@ -81,14 +81,15 @@ def _sums(work: RankPrograms, changes: Sequence[Change]) -> Integers:
     return np.cumsum(found.reshape(ranks, width), axis=1)
 
 
-def _arrivals(moments: Moments, which: Integers) -> Integers:
-    """Return the moment when each input of some actions arrives."""
+def _arrivals(moments: Moments) -> Integers:
+    """Return the moment when each input and gradient from another rank arrives."""
     work, timeline = moments.work, moments.timeline
-    producer = work.producer[which]
+    producer = work.producer[work.taking]
     # A receive needs its buffer from its start.
     times = timeline.end[producer]
     if work.receives.any():
-        times = np.where(work.receives[which], timeline.start[producer], times)
-    found = moments.during(times, work.ranks[which])
-    arrivals: Integers = np.minimum(found, work.starts[which])
+        times = np.where(work.receives[work.taking], timeline.start[producer], times)
+    parts = (times[begin:end] for begin, end in pairwise(work.taking_of))
+    found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
+    arrivals: Integers = np.minimum(found, work.starts[work.taking])
     return arrivals

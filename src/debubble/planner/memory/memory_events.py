@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -87,6 +86,11 @@ class RankPrograms:
         self.came: Integers = np.flatnonzero(takes_input & from_others)
         self.came_back: Integers = np.flatnonzero(takes_gradient & from_others)
         """Actions whose input, or gradient, comes from another rank."""
+        self.taking: Integers = np.sort(np.concatenate([self.came, self.came_back]))
+        """Both of these, rank by rank."""
+        every = np.arange(schedule.ranks + 1)
+        self.taking_of: list[int] = np.searchsorted(self.ranks[self.taking], every).tolist()
+        """First of each rank among these, and their number."""
         self.sends: Integers = np.flatnonzero(
             (hands_output & self._elsewhere(schedule, 1))
             | (hands_gradient & self._elsewhere(schedule, -1))
@@ -185,29 +189,21 @@ class Moments:
             weights &= ~first
         return split, weights, whole
 
-    def during(self, times: Floats, rank: int | Integers) -> Integers:
+    def during(self, times: Floats, rank: int) -> Integers:
         """Return a rank's group that runs at each time, or ran last before it; at least the first.
 
         As the moment of its start, as :meth:`before` does.
         """
         return self._last(times, rank, "right")
 
-    def before(self, times: Floats, rank: int | Integers) -> Integers:
+    def before(self, times: Floats, rank: int) -> Integers:
         """Return the last group of a rank that begins before each time."""
         return self._last(times, rank, "left")
 
-    @cached_property
-    def _begins(self) -> NDArray[np.complex128]:
-        """Rank and start of each group, which sort as pairs do."""
-        ranks = np.repeat(np.arange(len(self.work.counts)), self.work.counts)
-        return ranks + 1j * self.begins
-
-    def _last(
-        self, times: Floats, rank: int | Integers, side: Literal["left", "right"]
-    ) -> Integers:
-        found = np.searchsorted(self._begins, rank + 1j * times, side=side) - 1
-        moments: Integers = 2 * np.maximum(found - self.work.first[rank], 0)
-        return moments + rank * self.work.width
+    def _last(self, times: Floats, rank: int, side: Literal["left", "right"]) -> Integers:
+        begins = self.begins[self.groups(rank)]
+        groups = np.maximum(np.searchsorted(begins, times, side=side) - 1, 0)
+        return 2 * groups + rank * self.work.width
 
     def taken(self, starts: Floats, stops: Floats) -> Floats:
         """Return what every rank holds from every moment on, by what actions add at both ends.

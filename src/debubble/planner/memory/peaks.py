@@ -163,7 +163,8 @@ def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
             return None
     grows = growth(moments.work, schedule.microbatches, case.training.runtime)
     more = microbatches - schedule.microbatches
-    return _with_rest(case, schedule, most + grows * (more * stage_activations(case)[0].boundary))
+    most += grows * (more * stage_activations(case)[0].boundary)
+    return _with_rest(case, schedule, most)
 
 
 def _sum_of_changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats]:
@@ -178,7 +179,8 @@ def _with_rest(case: Case, schedule: Schedule, changing: Floats) -> Floats:
     """Return the largest memory of every rank, from the most that changes."""
     spare = margin(case.training) + fragmentation(case.training) * changing
     state = [one.total for one in rank_states(case, schedule)]
-    return changing + spare + np.array(state)
+    found: Floats = changing + spare + np.array(state)
+    return found
 
 
 def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
