@@ -24,9 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Kernels are compiled where tests need them, and not at the same time.
 os.environ.setdefault("DEBUBBLE_BACKGROUND", "0")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    import numba as numba  # workers need it anyway; with it, what is collected is not interpreted
-
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,
@@ -88,12 +85,15 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_configure() -> None:
-    """Collect no garbage at first: what is imported and collected is none.
+    """Prepare this process, and not the ranks that tests start, which import this file too.
 
-    Looking for some takes a sixth of the time. Ranks that tests start import this file, and have
-    pipelines to collect: with every one go threads of gloo that look for work all the time.
+    What is imported and collected is no garbage: looking for some takes a sixth of the time. Ranks
+    have pipelines to collect, and with them threads of gloo that look for work all the time.
     """
     gc.disable()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Workers need it anyway; with it, what is collected is not interpreted.
+        import numba as numba
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
