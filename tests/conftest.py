@@ -24,12 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Kernels are compiled where tests need them, and not at the same time.
 os.environ.setdefault("DEBUBBLE_BACKGROUND", "0")
 
-# What is imported and collected is no garbage: looking for some takes a sixth of the time.
-gc.disable()
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    import numba as numba  # workers need it anyway; with it, what is collected is not interpreted
-
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,
@@ -88,6 +82,18 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
         # Every worker has a folder of its own in that of the run.
         folder = tmp_path_factory.getbasetemp().parent / "kernels"
         compile_once(folder, QUICK_CASES if PROFILE == "quick" else list(CASES))
+
+
+def pytest_configure() -> None:
+    """Prepare this process, and not the ranks that tests start, which import this file too.
+
+    What is imported and collected is no garbage: looking for some takes a sixth of the time. Ranks
+    have pipelines to collect, and with them threads of gloo that look for work all the time.
+    """
+    gc.disable()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Workers need it anyway; with it, what is collected is not interpreted.
+        import numba as numba
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -17,7 +17,7 @@ forked: Any = multiprocessing.get_context("forkserver")
 
 LOADED = [
     "pytest", "debubble.cli.app", "debubble.cli.run", "debubble.torch.run.run",
-    "debubble.torch.pytorch.engine", "tests.torch.loop",
+    "debubble.torch.pytorch.engine", "tests.torch.loop", "tests.pairs",
     *(module.name for module in pkgutil.iter_modules(families.__path__, "debubble.schedules.")),
 ]  # fmt: skip
 

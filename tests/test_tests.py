@@ -99,6 +99,7 @@ def written_in(path: Path) -> Iterator[ast.FunctionDef]:
             yield node
 
 
+@pytest.mark.slow
 def test_every_test_asserts_whichever_way_it_goes() -> None:
     assert len(FILES) > 100
     silent = [
@@ -131,6 +132,7 @@ def fixed_limits(path: Path) -> Iterator[str]:
                     yield f"{path.relative_to(TESTS)}:{node.lineno} {ast.unparse(limit)}"
 
 
+@pytest.mark.slow
 def test_limits_of_waits_grow_with_the_load() -> None:
     paths = set(TESTS.rglob("*.py")) - {TESTS / "packages.py"}  # no test
     assert [line for path in sorted(paths) for line in fixed_limits(path)] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import debubble as db
 from debubble.lowering.transfers import add_transfers
 
@@ -14,6 +16,7 @@ def changed(rank: int, cells: list[str]) -> db.Schedule:
     return db.Schedule.from_text(rows, lowered.placement, 2)
 
 
+@pytest.mark.slow
 def test_lowered_schedules_are_fine() -> None:
     for entry in db.schedules():
         lowered = add_transfers(db.make(entry.name, ranks=4, microbatches=12))

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="reads PyTorch's schedules; install torch")
 Run = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_compared_with_ours_on_the_command_line(run: Run) -> None:
     out = run("compare", "torch:DualPipeV", "dualpipe-v", "-p", 4, "-m", 8).out
     assert "torch:DualPipeV is fastest: 27, the same time as dualpipe-v" in out

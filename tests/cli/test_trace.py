@@ -112,6 +112,7 @@ def test_no_next_command_repeats_the_one_that_wrote_a_schedule(run: Run, tmp_pat
     assert "try: debubble check" in result.err
 
 
+@pytest.mark.slow
 def test_the_former_name_of_schedule_out_works_and_says_its_successor(
     run: Run, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_clean_run(run: Run, clean: Path) -> None:
     assert result.out.startswith("Nothing to gain beyond 1 % in 6 steps")
 
 
+@pytest.mark.slow
 def test_the_data(run: Run, slow: Path) -> None:
     one, two = run("trace", slow, "--json"), run("trace", slow, "--json")
     assert one.out == two.out
@@ -166,6 +168,7 @@ def test_costs_for_other_commands(run: Run, slow: Path, tmp_path: Path) -> None:
     assert {one["schedule"] for one in compared["rows"]} == set(command[1:3])
 
 
+@pytest.mark.slow
 def test_what_if(run: Run, slow: Path) -> None:
     stage = PLANTED["slow stage"](0).where["stage"]
     result = run("trace", slow, "--set", f"stage{stage}*=0.8", "--set", "p2p=0")
@@ -193,6 +196,7 @@ def test_an_order_to_run(run: Run, slow: Path, tmp_path: Path) -> None:
     assert run("check", path).code == 0
 
 
+@pytest.mark.slow
 def test_the_page(run: Run, slow: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     assert run("trace", slow, "--html", path, "--schedule", "zb-h1").err == f"wrote {path}\n"
@@ -231,6 +235,7 @@ def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> N
         assert ("; the plan has " in result.err) == ("+" in condition)
 
 
+@pytest.mark.slow
 def test_conditions_against_a_former_run(
     run: Run, refused: Run, slow: Path, clean: Path, tmp_path: Path
 ) -> None:

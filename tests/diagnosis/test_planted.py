@@ -73,6 +73,7 @@ def test_without_messages_and_with_own_zeros(name: str) -> None:
     assert_named(planted, diagnose(made.observed()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_early_receives_show_in_starts_alone(seed: int) -> None:
     """Held-up actions begin one transfer after another message came to their sender."""

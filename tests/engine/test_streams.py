@@ -297,6 +297,7 @@ def test_shortest_of_several_cycles_is_shown() -> None:
     )
 
 
+@pytest.mark.slow
 def test_large_lowered_schedules_agree_with_plain_ones() -> None:
     schedule = make("interleaved-1f1b", ranks=8, microbatches=1024, chunks=2)
     lowered = add_transfers(schedule)

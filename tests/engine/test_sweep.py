@@ -36,7 +36,7 @@ CASES: dict[str, Callable[[], Schedule]] = {
     "collectives": lambda: add_sharding(db.make("1f1b", ranks=4, microbatches=8), mode="fsdp"),
     "shards": lambda: db.make("vocab-1", ranks=4, microbatches=8),
 }
-SLOW = ("transfers", "copies", "collectives")
+SLOW = ("transfers", "copies", "collectives", "shards")
 """Those for which compiling takes long."""
 LARGE = 500
 """Bytes of bytecode from which on compiling a helper twice matters: a quarter of a second."""

@@ -108,6 +108,25 @@ def _stand_in_for_more() -> None:
     if not hasattr(moe, "te_general_gemm"):
         moe.te_general_gemm = None
     _stand_in_for_norm(importlib.import_module("megatron.core.transformer.torch_norm"))
+    _keep_groups(importlib.import_module("megatron.core.parallel_state"))
+
+
+def _keep_groups(module: Any) -> None:
+    """Let jobs take the process groups of those before that have the same ranks and purpose.
+
+    Megatron forgets groups and ends none. Gloo's threads of each look for work a hundred times a
+    second: after some dozen jobs that takes most of the time.
+    """
+    own: Callable[..., Any] = module.create_group
+    kept: dict[str, Any] = {}
+
+    def create(ranks: Sequence[int], **options: Any) -> Any:
+        key = repr((list(ranks), sorted(options.items())))
+        if key not in kept:
+            kept[key] = own(ranks, **options)
+        return kept[key]
+
+    module.create_group = create
 
 
 def _stand_in_for_norm(module: Any) -> None:

@@ -31,7 +31,6 @@ from debubble.torch.ranks import watch
 from debubble.torch.ranks.process_group import Ranks
 from tests.megatron import gpt
 from tests.torch.engine import test_batched
-from tests.torch.world import in_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -245,38 +244,39 @@ def test_steps_are_those_of_megatron(folder: Path) -> None:
 
     def work(rank: int) -> tuple[dict[str, Cases], list[int], Any, str]:
         found, layers = {}, list[Delayed]()
-        with gpt.megatron(wheel):
-            fused = [(name, "fuse") for name in ("1f1b", "gpipe", "zb-h1")]
-            found["dense"] = compared(gpt.Job(), [*fused, ("zb-h2", "autograd")])
-            late = ("looped-bfs", "fuse")
-            found["interleaved"] = compared(gpt.Job(chunks=2), [*INTERLEAVED, late])
-            found["experts"] = compared(gpt.Job(chunks=2, experts=4), INTERLEAVED[2:])
-            found["tied"] = compared(gpt.Job(tied=True, ddp={}, per_token=True), SPLIT)
-            found["further tokens"] = compared(gpt.Job(mtp=1), [("zb-h1", "auto")])
-            found["recompute"] = compared(gpt.Job(recompute=True), [("zb-h1", "auto")])
-            found["optimizer"] = compared(gpt.Job(ddp=OVERLAPPED, optimizer=True), SPLIT)
-            found["lengths"] = compared(gpt.Job(lengths=(6, 12, 9)), SPLIT)
-            found["sequence"] = compared(gpt.Job(), [(in_another_sequence(), "fuse")])
-            found["evaluation"] = compared(
-                gpt.Job(chunks=2), INTERLEAVED[1:2], forward_only=True, microbatches=6
-            )
-            outputs = {"forward_only": True, "collect_non_loss_data": True}
-            found["outputs"] = compared(gpt.Job(), SPLIT, **outputs)
-            delayed = partial(with_delayed_layers, layers)
-            found["delayed"] = compared(
-                gpt.Job(), [("zb-h1", "te"), ("zb-h2", "auto"), *fused[::2]], ours=delayed,
-            )  # fmt: skip
-            with in_batches() as stream:
-                found["batches"] = compared(gpt.Job(chunks=2), INTERLEAVED[2:])
-                found["lengths in batches"] = compared(gpt.Job(lengths=(6, 12, 9)), SPLIT)
-                assert stream.posted
-            theirs, ours = timed()
-            assert theirs
-            assert ours == theirs
-            named = named_in_a_profile(rank)
-            return found, [layer.longest for layer in layers], named, failing(rank)
+        fused = [(name, "fuse") for name in ("1f1b", "gpipe", "zb-h1")]
+        found["dense"] = compared(gpt.Job(), [*fused, ("zb-h2", "autograd")])
+        late = ("looped-bfs", "fuse")
+        found["interleaved"] = compared(gpt.Job(chunks=2), [*INTERLEAVED, late])
+        found["experts"] = compared(gpt.Job(chunks=2, experts=4), INTERLEAVED[2:])
+        found["tied"] = compared(gpt.Job(tied=True, ddp={}, per_token=True), SPLIT)
+        found["further tokens"] = compared(gpt.Job(mtp=1), [("zb-h1", "auto")])
+        found["recompute"] = compared(gpt.Job(recompute=True), [("zb-h1", "auto")])
+        found["optimizer"] = compared(gpt.Job(ddp=OVERLAPPED, optimizer=True), SPLIT)
+        found["lengths"] = compared(gpt.Job(lengths=(6, 12, 9)), SPLIT)
+        found["sequence"] = compared(gpt.Job(), [(in_another_sequence(), "fuse")])
+        found["evaluation"] = compared(
+            gpt.Job(chunks=2), INTERLEAVED[1:2], forward_only=True, microbatches=6
+        )
+        outputs = {"forward_only": True, "collect_non_loss_data": True}
+        found["outputs"] = compared(gpt.Job(), SPLIT, **outputs)
+        delayed = partial(with_delayed_layers, layers)
+        found["delayed"] = compared(
+            gpt.Job(), [("zb-h1", "te"), ("zb-h2", "auto"), *fused[::2]], ours=delayed,
+        )  # fmt: skip
+        with in_batches() as stream:
+            found["batches"] = compared(gpt.Job(chunks=2), INTERLEAVED[2:])
+            found["lengths in batches"] = compared(gpt.Job(lengths=(6, 12, 9)), SPLIT)
+            assert stream.posted
+        theirs, ours = timed()
+        assert theirs
+        assert ours == theirs
+        named = named_in_a_profile(rank)
+        return found, [layer.longest for layer in layers], named, failing(rank)
 
-    for rank, (found, longest, (named, wanted), failed) in enumerate(in_ranks(2, work)):
+    for rank, (found, longest, (named, wanted), failed) in enumerate(
+        gpt.in_ranks_of(wheel, 2, work)
+    ):
         waiting = [most_waiting(name, rank) for name in ("zb-h1", "zb-h2")]
         assert found["interleaved"].pop("looped-bfs fuse") <= ROUNDING
         assert differing(found) == {}
@@ -296,18 +296,15 @@ def test_gradients_meet_those_of_replicas(folder: Path) -> None:
 
     def work(rank: int) -> dict[str, Cases]:
         found = {}
-        with gpt.megatron(wheel):
-            found["at the end"] = compared(gpt.Job(replicas=2, ddp={}), SPLIT)
-            found["optimizer"] = compared(
-                gpt.Job(replicas=2, ddp=OVERLAPPED, optimizer=True), SPLIT
-            )
-            for name, change in {"starts": lambda _: None, "hooks": hooks_alone}.items():
-                job = gpt.Job(chunks=2, replicas=2, ddp={"overlap_grad_reduce": True})
-                found[name] = compared(job, INTERLEAVED[::2], both=change, microbatches=2)
-            found["four stages"] = compared(gpt.Job(experts=4), SPLIT)
+        found["at the end"] = compared(gpt.Job(replicas=2, ddp={}), SPLIT)
+        found["optimizer"] = compared(gpt.Job(replicas=2, ddp=OVERLAPPED, optimizer=True), SPLIT)
+        for name, change in {"starts": lambda _: None, "hooks": hooks_alone}.items():
+            job = gpt.Job(chunks=2, replicas=2, ddp={"overlap_grad_reduce": True})
+            found[name] = compared(job, INTERLEAVED[::2], both=change, microbatches=2)
+        found["four stages"] = compared(gpt.Job(experts=4), SPLIT)
         return found
 
-    for found in in_ranks(4, work):
+    for found in gpt.in_ranks_of(wheel, 4, work):
         assert differing(found) == {}
 
 
@@ -317,13 +314,12 @@ def test_so_it_is_on_other_releases(folder: Path, version: str) -> None:
 
     def work(rank: int) -> dict[str, Cases]:
         found = {}
-        with gpt.megatron(wheel):
-            found["experts"] = compared(gpt.Job(chunks=2, experts=4), INTERLEAVED[2:])
-            job = gpt.Job(ddp=OVERLAPPED, optimizer=True, tied=True)
-            found["optimizer"] = compared(job, SPLIT, both=with_hooks)
+        found["experts"] = compared(gpt.Job(chunks=2, experts=4), INTERLEAVED[2:])
+        job = gpt.Job(ddp=OVERLAPPED, optimizer=True, tied=True)
+        found["optimizer"] = compared(job, SPLIT, both=with_hooks)
         return found
 
-    for found in in_ranks(2, work):
+    for found in gpt.in_ranks_of(wheel, 2, work):
         assert differing(found) == {}
 
 

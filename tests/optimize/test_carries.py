@@ -82,6 +82,7 @@ def test_no_order_of_a_small_model_is_faster(ranks: int, carries: Carries, carry
     assert found.schedule.carries == carries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", P2P_MODES)
 def test_a_bound_is_below_every_order_in_every_mode(mode: Any) -> None:
     costs = Costs(F=1, B=2, p2p=0.6, p2p_carry=2.5)

@@ -200,6 +200,7 @@ def _child(
     torch.set_num_threads(1)
     # What came with the fork is no garbage here: looking for some would copy all of it.
     gc.freeze()
+    gc.collect()  # counts what is left: the more there is, the later all of it is looked at
     warnings.simplefilter("default")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     _reports.append(pipe)

@@ -326,6 +326,7 @@ def test_pairs_from_afar_keep_their_halves():
     assert set(colors[half:]) <= {shade(Kind.B, 0, 2), shade(Kind.B, 1, 2)}
 
 
+@pytest.mark.slow
 def test_many_ranks_have_fewer_tick_labels_than_ranks():
     ax = figure([run("1f1b", 1024, 1)]).axes[0]
     assert len(ax.get_yticks()) == 256

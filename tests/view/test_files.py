@@ -28,6 +28,7 @@ def written(tmp_path_factory):
     return contents
 
 
+@pytest.mark.slow
 def test_png_is_a_picture_at_print_resolution(written):
     content = written[".png"]
     assert content.startswith(b"\x89PNG\r\n\x1a\n")

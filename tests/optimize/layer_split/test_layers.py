@@ -212,6 +212,7 @@ def test_costs_of_a_cut_are_a_cost_file() -> None:
         costs_data(db.Costs.per_rank(F=1, chunks=3))
 
 
+@pytest.mark.slow
 def test_memory_moves_layers() -> None:
     # Rank 0 has room for two layers of one microbatch, the others for any.
     result = db.optimize(ranks=3, microbatches=3, layers=9, memory=[0.7, 9, 9], **FAST)
