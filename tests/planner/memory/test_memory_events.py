@@ -1,9 +1,11 @@
 """Moments of a rank's program."""
 
 import numpy as np
+import pytest
 
 import debubble as db
-from debubble.planner.memory.memory_events import Moments
+from debubble.core.waits import primary_of
+from debubble.planner.memory.memory_events import Moments, rank_programs
 
 
 def test_moments_group_overlapped_actions():
@@ -37,3 +39,14 @@ def test_pytorchs_first_stage_runs_its_backward_in_w():
         assert (split, weights, whole) == (stays, stays, 2 - stays)
         masks = moments.backwards("torch", in_input=True)
         assert [mask[own].sum() for mask in masks] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zb-h1", "dualpipe-v", "chimera", "vocab-1", "seq1f1b", "pipedream"]
+)
+def test_what_comes_is_what_actions_wait_for_first(schedule):
+    work = rank_programs(db.make(schedule, ranks=4, microbatches=8))
+    expected = primary_of(db.make(schedule, ranks=4, microbatches=8))[work.positions]
+    for which in (work.takes_input, work.takes_gradient):
+        assert len(which)
+        assert np.array_equal(work.producer[which], expected[which])

@@ -56,12 +56,21 @@ def test_recompute_is_a_cause_of_its_own() -> None:
     assert max(again.peaks) < max(plan.peaks)
 
 
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("gpipe", 1)]
-)
-def test_peaks_of_long_pipelines_are_those_of_all_microbatches(schedule: str, chunks: int) -> None:
-    asked = replace(plan_request("llama-3.1-8b", "h100", 32, 256, 4096), limit=math.inf)
-    one = candidate(schedule, chunks, microbatches=64)
+    ("schedule", "chunks", "microbatches"),
+    [
+        ("1f1b", 1, 64), ("1f1b", 1, 65), ("interleaved-1f1b", 2, 64), ("zb-h1", 1, 64),
+        ("gpipe", 1, 64), ("paddle-interleaved", 2, 65), ("dualpipe-v", 2, 64),
+    ],
+)  # fmt: skip
+def test_peaks_of_long_pipelines_are_those_of_all_microbatches(
+    schedule: str, chunks: int, microbatches: int, framework: str
+) -> None:
+    fixed = Fixed(framework=framework)
+    asked = plan_request("llama-3.1-8b", "h100", 32, 4 * microbatches, 4096, fixed=fixed)
+    asked = replace(asked, limit=math.inf)
+    one = candidate(schedule, chunks, microbatches=microbatches)
     whole = evaluate(asked, one)
     assert with_peaks(replace(whole, peaks=())).peaks == pytest.approx(whole.peaks, rel=1e-9)
 

@@ -8,13 +8,17 @@ How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.hab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.planner.frameworks.habits import Habits
-from debubble.planner.memory.memory_events import Floats, Moments
+from debubble.planner.memory.memory_events import Floats, Integers, Moments, RankPrograms
+
+Change: TypeAlias = tuple[Integers, int]
+"""Moments, and the number of tensors that come then or go."""
 
 
 def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
@@ -22,45 +26,70 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
 
     From every moment on, as a runtime keeps them; shape ``(ranks, width)``.
     """
-    work, size = moments.work, boundary / moments.schedule.slices
-    starts, stops = work.starts, work.stops
-    changes: list[tuple[NDArray[np.int64], Floats | float]] = []
+    work = moments.work
+    counts = _counts(work, runtime)
+    if not runtime.receive_buffers:
+        counts = counts + _sums(work, [(_arrivals(moments), 1)])
+    return counts.astype(np.float64) * (boundary / moments.schedule.slices)
 
-    def add(when: NDArray[np.int64], which: NDArray[np.int64], amount: float) -> None:
+
+def growth(work: RankPrograms, microbatches: int, runtime: Habits) -> Floats:
+    """Return tensors per microbatch that every rank holds at the end of the step.
+
+    `work` is of so many microbatches.
+    """
+    return _counts(work, runtime)[:, -1] / microbatches
+
+
+def _counts(work: RankPrograms, runtime: Habits) -> Integers:
+    """Return numbers of tensors from every moment on, but for those that come."""
+    key = runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
+    if key in work.counted:
+        return work.counted[key]
+    starts, stops = work.starts, work.stops
+    changes: list[Change] = []
+
+    def add(when: Integers, which: Integers, amount: int) -> None:
         changes.append((when[which], amount))
 
     if runtime.receive_buffers:
         taken = np.concatenate([work.takes_input, work.takes_gradient])
-        counts = np.bincount(work.ranks[taken], minlength=len(work.counts)).astype(np.float64)
-        first = work.width * np.arange(len(work.counts), dtype=np.int64)
-        changes.append((first, counts * size))
-        add(starts, work.takes_input, -size)
-        add(stops, work.hands_gradient, size)
+        # All of a rank are there from its first moment on.
+        changes.append((work.ranks[taken] * work.width, 1))
+        add(starts, work.takes_input, -1)
+        add(stops, work.hands_gradient, 1)
     else:
-        changes.append((_arrivals(moments, work.came), size))
-        add(starts, work.came, -size)
-        changes.append((_arrivals(moments, work.came_back), size))
-        add(stops, work.came_back, -size)
+        add(starts, work.came, -1)
+        add(stops, work.came_back, -1)
     if runtime.sent_until != "made":
-        add(stops, work.sends, size)
+        add(stops, work.sends, 1)
         if runtime.sent_until == "next":
-            add(stops + 2, work.sends_on, -size)
+            add(stops + 2, work.sends_on, -1)
     if runtime.keeps_outputs:
-        add(stops, work.hands_output, size)
-        add(stops, work.takes_gradient, -size)
-    return moments.held(*changes)
+        add(stops, work.hands_output, 1)
+        add(stops, work.takes_gradient, -1)
+    work.counted[key] = _sums(work, changes)
+    return work.counted[key]
 
 
-def _arrivals(moments: Moments, which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the moment when each input of some actions arrives."""
+def _sums(work: RankPrograms, changes: Sequence[Change]) -> Integers:
+    """Return the sums of changes up to every moment; shape ``(ranks, width)``."""
+    ranks, width = len(work.counts), work.width
+    found = np.zeros(ranks * width, dtype=np.int64)
+    for when, amount in changes:
+        found += amount * np.bincount(when, minlength=len(found))
+    return np.cumsum(found.reshape(ranks, width), axis=1)
+
+
+def _arrivals(moments: Moments) -> Integers:
+    """Return the moment when each input and gradient from another rank arrives."""
     work, timeline = moments.work, moments.timeline
-    producer = work.producer[which]
+    producer = work.producer[work.taking]
     # A receive needs its buffer from its start.
     times = timeline.end[producer]
     if work.receives.any():
-        times = np.where(work.receives[which], timeline.start[producer], times)
-    bounds = np.searchsorted(work.ranks[which], np.arange(len(work.counts) + 1)).tolist()
-    parts = (times[begin:end] for begin, end in pairwise(bounds))
+        times = np.where(work.receives[work.taking], timeline.start[producer], times)
+    parts = (times[begin:end] for begin, end in pairwise(work.taking_of))
     found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
-    arrivals: NDArray[np.int64] = np.minimum(found, work.starts[which])
+    arrivals: Integers = np.minimum(found, work.starts[work.taking])
     return arrivals

@@ -7,7 +7,9 @@ bytes of one microbatch, which differ from plan to plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,9 @@ WHOLE = 1024
 
 LARGEST = 1 << 22
 """Most numbers that are counted for one rank; larger schedules are not counted."""
+
+AT_ONCE = 1 << 18
+"""Most numbers that are counted at once, unless one rank has more."""
 
 COMPARED = 256
 """Most moments of a rank of which all pairs are compared."""
@@ -60,7 +65,7 @@ def in_flight(
     """Return the counts of a schedule; None if they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
-    if microbatches > 3 * ranks and _is_steady(name, ranks, chunks):
+    if microbatches > 3 * ranks and is_steady(name, ranks, chunks):
         return in_flight(name, ranks, 2 * ranks, chunks, runtime)
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     if 2 * chunks * int(np.diff(schedule.offsets).max()) > LARGEST:
@@ -69,7 +74,7 @@ def in_flight(
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_steady(name: str, ranks: int, chunks: int) -> bool:
+def is_steady(name: str, ranks: int, chunks: int) -> bool:
     """Return whether more than two rounds of microbatches leave no more in flight.
 
     A schedule that holds as much with three rounds as with two goes on like that.
@@ -99,36 +104,59 @@ def counted(schedule: Schedule, runtime: str) -> InFlight:
     slots[order] = np.arange(len(order)) % stages.shape[1]
     costs = Costs(activation=WHOLE, kept_for_weight=1 / WHOLE, runtime=runtime)
     use = measure_memory(schedule, costs.table(schedule))
+    ranks, chunks = schedule.ranks, stages.shape[1]
+    several = max(AT_ONCE // (2 * chunks * int(np.diff(schedule.offsets).max())), 1)
     found = [
-        _moments(schedule, rank, slots, stages.shape[1], use) for rank in range(schedule.ranks)
-    ]
+        rows for first in range(0, ranks, several)
+        for rows in _moments(schedule, first, min(first + several, ranks), slots, chunks, use)
+    ]  # fmt: skip
     counts = [len(rows) for rows in found]
     whole, kept = np.split(np.concatenate(found), 2, axis=1)
     return InFlight(
-        np.cumsum([0, *counts[:-1]]), stages[np.repeat(np.arange(schedule.ranks), counts)],
-        whole, kept,
-    )  # fmt: skip
+        np.cumsum([0, *counts[:-1]]), stages[np.repeat(np.arange(ranks), counts)], whole, kept
+    )
 
 
 def _moments(
-    schedule: Schedule, rank: int, slots: NDArray[np.int64], chunks: int, use: MemoryUse
-) -> Counts:
-    """Return microbatches in flight during groups of actions that may be a peak."""
-    program = schedule.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+    schedule: Schedule, first: int, end: int, slots: NDArray[np.int64], chunks: int, use: MemoryUse
+) -> Iterator[Counts]:
+    """Yield microbatches in flight on some ranks, during groups of actions that may be a peak."""
+    part = slice(int(schedule.offsets[first]), int(schedule.offsets[end]))
+    program = schedule.actions[part]
     closes = ends_group(program)
     groups: NDArray[np.int64] = np.cumsum(closes) - closes
-    columns = slots[stages_of(program)]
-    changes = np.zeros((2, int(groups[-1]) + 1, 2 * chunks), dtype=np.int32)
-    for when, amounts in enumerate(use.deltas(schedule, rank)):
-        whole = np.rint(amounts / WHOLE)
-        kept = np.rint(amounts - WHOLE * whole)
-        np.add.at(changes[when], (groups, columns), whole.astype(np.int32))
-        np.add.at(changes[when], (groups, columns + chunks), kept.astype(np.int32))
-    during = np.cumsum(changes.sum(axis=0), axis=0, dtype=np.int32) - changes[1]
+    ranks = schedule.ranks_of_actions[part][closes]
+    columns = 2 * chunks * groups + slots[stages_of(program)]
+    taken, freed = (
+        _by_group(amounts, columns, chunks, len(ranks))
+        for amounts in use.changes(schedule, use.actions[part])
+    )
+    # A rank frees all that it takes: the next one begins with nothing.
+    during = np.cumsum(taken + freed, axis=0, dtype=np.int32) - freed
     # Where a neighbor has as many of everything, a moment is not needed.
-    during = during[~np.append(np.all(during[:-1] <= during[1:], axis=1), values=False)]
-    during = during[~np.append(False, np.all(during[1:] <= during[:-1], axis=1))]
-    rows: Counts = during[list({row.tobytes(): at for at, row in enumerate(during)}.values())]
+    less = np.all(during[:-1] <= during[1:], axis=1) & (ranks[:-1] == ranks[1:])
+    during, ranks = (one[~np.append(less, False)] for one in (during, ranks))
+    less = np.all(during[1:] <= during[:-1], axis=1) & (ranks[:-1] == ranks[1:])
+    during, ranks = (one[~np.append(False, less)] for one in (during, ranks))
+    for begin, stop in pairwise(np.searchsorted(ranks, np.arange(first, end + 1)).tolist()):
+        yield _needed(during[begin:stop])
+
+
+def _by_group(
+    amounts: NDArray[np.float64], columns: NDArray[np.int64], chunks: int, groups: int
+) -> Counts:
+    """Return whole microbatches, and parts for W, that every group of actions takes or frees."""
+    whole = np.rint(amounts / WHOLE)
+    kept = amounts - WHOLE * whole
+    size = 2 * chunks * groups
+    found = np.bincount(columns, whole, size) + np.bincount(columns + chunks, kept, size)
+    counts: Counts = np.rint(found).astype(np.int32).reshape(groups, -1)
+    return counts
+
+
+def _needed(rows: Counts) -> Counts:
+    """Return rows of which none has as many of everything as another."""
+    rows = rows[list({row.tobytes(): at for at, row in enumerate(rows)}.values())]
     if len(rows) > COMPARED:
         return rows
     # Of two moments that differ the one with no more of anything is not needed.

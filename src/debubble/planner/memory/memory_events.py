@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     TRANSFER_KINDS,
+    VOCABULARY_KINDS,
     Kind,
     Program,
     among,
     computes,
     ends_group,
     kinds_of,
+    microbatches_of,
     stages_of,
 )
 from debubble.core.kind_relations import boundary_offsets
@@ -43,7 +45,7 @@ class RankPrograms:
         """The actions themselves."""
         self.kinds: Integers = kinds_of(self.program)
         self.stages: Integers = stages_of(self.program)
-        self.ranks: Integers = _rank_at(schedule, self.positions)
+        self.ranks: Integers = schedule.ranks_of_actions[self.positions]
         """Rank of each."""
         closes = ends_group(self.program)
         opens = np.append(True, closes[:-1])
@@ -71,18 +73,24 @@ class RankPrograms:
             np.flatnonzero, (takes_input, takes_gradient, hands_output, hands_gradient)
         )
         """Actions that take something from a neighboring stage, or hand it something."""
-        producer = primary_of(schedule)[self.positions]
+        transfers = bool(among(kinds_of(schedule.actions), TRANSFER_KINDS).any())
+        producer = primary_of(schedule)[self.positions] if transfers else self._producers()
         known = producer >= 0
         self.producer: Integers = np.where(known, producer, 0)
         """Position in the schedule of the action whose result each computes with."""
         kinds = kinds_of(schedule.actions[self.producer])
         self.receives: Mask = among(kinds, TRANSFER_KINDS)
         """Mask of actions whose input comes through a receive."""
-        home = _rank_at(schedule, self.producer)
+        home = schedule.ranks_of_actions[self.producer]
         from_others = known & (self.receives | (home != self.ranks))
         self.came: Integers = np.flatnonzero(takes_input & from_others)
         self.came_back: Integers = np.flatnonzero(takes_gradient & from_others)
         """Actions whose input, or gradient, comes from another rank."""
+        self.taking: Integers = np.sort(np.concatenate([self.came, self.came_back]))
+        """Both of these, rank by rank."""
+        every = np.arange(schedule.ranks + 1)
+        self.taking_of: list[int] = np.searchsorted(self.ranks[self.taking], every).tolist()
+        """First of each rank among these, and their number."""
         self.sends: Integers = np.flatnonzero(
             (hands_output & self._elsewhere(schedule, 1))
             | (hands_gradient & self._elsewhere(schedule, -1))
@@ -91,6 +99,36 @@ class RankPrograms:
         goes_on = self.stops % self.width + 2 < 2 * self.counts[self.ranks]
         self.sends_on: Integers = self.sends[goes_on[self.sends]]
         """Those that are not the last of their rank."""
+        head = self.stages == schedule.stages - 1
+        passes = self.forward & head, self.backward & head
+        if schedule.vocabulary:
+            first, second = VOCABULARY_KINDS
+            passes = self.kinds == first, self.kinds == second
+        self.head: tuple[Integers, Integers] = (
+            np.flatnonzero(passes[0]), np.flatnonzero(passes[1]),
+        )  # fmt: skip
+        """Forwards and backwards of the head, or of its shards."""
+        self.alone: bool = bool(closes.all())
+        """True if no actions overlap: no two of them start together."""
+        self.counted: dict[object, Integers] = {}
+        """Numbers of tensors at every moment that depend on the order alone, by what keeps them."""
+
+    def _producers(self) -> Integers:
+        """Return positions of the results that actions compute with, −1 for none.
+
+        Of the passes of neighboring stages, as :func:`primary_of` returns them without transfers.
+        """
+        found = np.full(len(self.positions), -1)
+        units = microbatches_of(self.program)
+        width = int(units.max(initial=0)) + 1
+        cells = self.stages * width + units
+        for hands, takes, stage in (
+            (self.forward, self.takes_input, -1), (self.backward, self.takes_gradient, 1),
+        ):  # fmt: skip
+            table = np.full((int(self.stages.max(initial=0)) + 1) * width, -1)
+            table[cells[hands]] = self.positions[hands]
+            found[takes] = table[cells[takes] + stage * width]
+        return found
 
     def _handing(self, direction: int) -> Mask:
         offsets = boundary_offsets().items()
@@ -103,12 +141,6 @@ class RankPrograms:
         other = np.clip(self.stages + offset, 0, schedule.stages - 1)
         found: Mask = table[copies, other] != self.ranks
         return found
-
-
-def _rank_at(schedule: Schedule, positions: Integers) -> Integers:
-    """Return the ranks whose actions are at some positions."""
-    found: Integers = np.searchsorted(schedule.offsets, positions, side="right") - 1
-    return found
 
 
 def rank_programs(schedule: Schedule) -> RankPrograms:
@@ -173,6 +205,19 @@ class Moments:
         groups = np.maximum(np.searchsorted(begins, times, side=side) - 1, 0)
         return 2 * groups + rank * self.work.width
 
+    def taken(self, starts: Floats, stops: Floats) -> Floats:
+        """Return what every rank holds from every moment on, by what actions add at both ends.
+
+        Of all actions, shape ``(n,)``; the result is as that of :meth:`held`.
+        """
+        work = self.work
+        if not work.alone:
+            return self.held((work.starts, starts), (work.stops, stops))
+        changes = np.zeros((len(work.counts), work.width))
+        flat = changes.ravel()
+        flat[work.starts], flat[work.stops] = starts, stops
+        return np.cumsum(changes, axis=1, out=changes)
+
     def held(self, *changes: tuple[Integers, Floats | float]) -> Floats:
         """Return what every rank holds from every moment on, by pairs of moments and changes.
 
@@ -189,7 +234,6 @@ class Moments:
         # Logits are on one rank alone.
         low, high = int(when.min()) // width, int(when.max()) // width + 1
         found = np.bincount(when - low * width, np.concatenate(each), (high - low) * width)
-        sums: Floats = np.cumsum(found.reshape(-1, width), axis=1)
-        if high - low < ranks:
-            sums = np.vstack([np.zeros((low, width)), sums, np.zeros((ranks - high, width))])
+        sums = np.zeros((ranks, width))
+        np.cumsum(found.reshape(-1, width), axis=1, out=sums[low:high])
         return sums

@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import VOCABULARY_KINDS, unpack
+from debubble.core.actions import unpack
 from debubble.core.costs import Costs
+from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
 from debubble.planner.memory.activations import logits_bytes, stage_activations
-from debubble.planner.memory.buffers import buffers
+from debubble.planner.memory.buffers import buffers, growth
 from debubble.planner.memory.memory_events import Moments
 from debubble.planner.memory.state import TrainingState, head_state, stage_states
 
@@ -141,12 +142,45 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
 
 def peaks_of(case: Case, timeline: Timeline) -> Floats:
     """Return the peaks of :func:`memory_of` alone, shape ``(ranks,)``."""
-    activations, buffered, logits = _changing(case, timeline)[1:]
-    changing = activations + buffered + logits
+    _, changing = _sum_of_changing(case, timeline)
+    return _with_rest(case, timeline.schedule, changing.max(axis=1))
+
+
+def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
+    """Return :func:`peaks_of` with all of a case's microbatches from a timeline of fewer rounds.
+
+    Of a runtime whose tensors stay until the end of the step, and a schedule that leaves as many
+    activations in flight with more rounds, see :func:`debubble.planner.memory.in_flight.is_steady`.
+    None where a rank's memory is largest in the first third, which is not like all later ones.
+    """
+    schedule, microbatches = timeline.schedule, case.candidate.microbatches
+    if microbatches % schedule.ranks:
+        return None
+    moments, changing = _sum_of_changing(case, timeline)
+    most = changing.max(axis=1)
+    for rank, count in enumerate((2 * moments.work.counts).tolist()):
+        if changing[rank, count // 3 :].max() < most[rank]:
+            return None
+    grows = growth(moments.work, schedule.microbatches, case.training.runtime)
+    more = microbatches - schedule.microbatches
+    most += grows * (more * stage_activations(case)[0].boundary)
+    return _with_rest(case, schedule, most)
+
+
+def _sum_of_changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats]:
+    """Return activations, buffers and logits together."""
+    moments, changing, buffered, logits = _changing(case, timeline)
+    changing += buffered
+    changing += logits
+    return moments, changing
+
+
+def _with_rest(case: Case, schedule: Schedule, changing: Floats) -> Floats:
+    """Return the largest memory of every rank, from the most that changes."""
     spare = margin(case.training) + fragmentation(case.training) * changing
-    state = [one.total for one in rank_states(case, timeline.schedule)]
-    peaks: Floats = (changing + spare + np.array(state)[:, None]).max(axis=1)
-    return peaks
+    state = [one.total for one in rank_states(case, schedule)]
+    found: Floats = changing + spare + np.array(state)
+    return found
 
 
 def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
@@ -164,10 +198,10 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
 def _changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats, Floats, Floats]:
     """Return activations, buffers and logits of every rank from every moment on."""
     schedule, training = timeline.schedule, case.training
-    costs, own = Costs(**memory_costs(case)), timeline.table.costs
-    if any(getattr(own, name) != getattr(costs, name) for name in MEMORY_COSTS):
+    own, costs = timeline.table.costs, memory_costs(case)
+    if any(getattr(own, name) != costs.get(name, getattr(UNIT, name)) for name in MEMORY_COSTS):
         # Times stay; only what actions take and free is this model's.
-        timeline = replace(timeline, table=costs.table(schedule))
+        timeline = replace(timeline, table=Costs(**costs).table(schedule))
     moments = Moments(timeline)
     return (
         moments,
@@ -198,11 +232,21 @@ def margin(training: Training) -> float:
     return MARGIN + training.runtime.bucket * (gradients + 2) + training.graph_pools
 
 
+def standing(case: Case, placement: Placement) -> NDArray[np.float64]:
+    """Return bytes that every rank holds all the time, margin included; shape ``(pp,)``."""
+    held = np.full(case.degrees.pp, margin(case.training))
+    np.add.at(held, placement.ranks_of_stages, [state.total for state in stage_states(case)])
+    return held
+
+
 MEMORY_COSTS = (
     "activation", "kept_for_weight", "recompute_kept", "offload_share", "kv", "static", "basis",
     "chunks", "runtime",
 )  # fmt: skip
 """Costs that decide what actions take and free."""
+
+UNIT = Costs()
+"""Costs where none are given."""
 
 
 def memory_costs(case: Case) -> dict[str, Any]:
@@ -212,11 +256,11 @@ def memory_costs(case: Case) -> dict[str, Any]:
     """
     each, whole = stage_activations(case), case.whole_backwards
     return {
-        "activation": [one.stored for one in each],
-        "kept_for_weight": [
+        "activation": tuple(one.stored for one in each),
+        "kept_for_weight": tuple(
             0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each
-        ],
-        "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
+        ),
+        "recompute_kept": tuple(_share(one.recompute_kept, one.stored) for one in each),
         "runtime": case.engine,
         "memory_unit": "bytes",
     }
@@ -228,10 +272,11 @@ def rank_states(case: Case, schedule: Schedule) -> list[TrainingState]:
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
     """
-    states = [TrainingState(0.0, 0.0, 0.0)] * schedule.ranks
+    sums = np.zeros((schedule.ranks, 3))
+    parts = [(one.weights, one.gradients, one.optimizer) for one in stage_states(case)]
     for row in schedule.placement.table:
-        for own, home in zip(stage_states(case), row, strict=True):
-            states[home] += own
+        np.add.at(sums, np.array(row), parts)
+    states = [TrainingState(*one) for one in sums.tolist()]
     if schedule.vocabulary:
         last = schedule.placement.table[0][-1]
         for rank in range(schedule.ranks):
@@ -249,44 +294,48 @@ def _activations(moments: Moments, case: Case) -> Floats:
     Backwards hold what B and I recompute, and what W needs beyond what is stored.
     """
     timeline, schedule, work = moments.timeline, moments.schedule, moments.work
-    changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
-        for rank in range(schedule.ranks):
-            times, held = timeline.memory_curve(rank)
-            steps = np.diff(held, prepend=0.0)
-            taken = steps > 0
-            changes.append((moments.during(times[taken], rank), steps[taken]))
-            changes.append((moments.before(times[~taken], rank) + 1, steps[~taken]))
+        copied = [change for rank in range(schedule.ranks) for change in _copied(moments, rank)]
+        held = moments.held(*copied)
+        taken, freed = np.zeros((2, len(work.program)))
     else:
         use = timeline.memory
-        added, freed = use.changes(schedule, use.actions[work.positions])
-        changes += [(work.starts, added), (work.stops, freed)]
+        held = np.zeros(1)
+        taken, freed = use.changes(schedule, use.actions[work.positions])
     each = stage_activations(case)
     again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     again, over = again / schedule.slices, over / schedule.slices
-    if not again.any() and not over.any():
-        return moments.held(*changes)
-    split, weights, whole = moments.backwards(case.training.runtime.engine, case.whole_backwards)
-    if again.any():
+    if again.any() or over.any():
+        split, weights, whole = moments.backwards(
+            case.training.runtime.engine, case.whole_backwards
+        )
         for run, back in ((whole, again[0]), (split, again[1])):
             amounts = back[work.stages[run]]
-            changes += [(work.starts[run], amounts), (work.stops[run], -amounts)]
-    if over.any() and split.any():
-        for mask, sign in ((split, 1.0), (weights, -1.0)):
-            changes.append((work.stops[mask], sign * over[work.stages[mask]]))
-    return moments.held(*changes)
+            taken[run] += amounts
+            freed[run] -= amounts
+        if over.any() and split.any():
+            freed[split] += over[work.stages[split]]
+            freed[weights] -= over[work.stages[weights]]
+    found = moments.taken(taken, freed)
+    found += held
+    return found
+
+
+def _copied(moments: Moments, rank: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """Yield changes of a rank's activations where copies take and free some."""
+    times, held = moments.timeline.memory_curve(rank)
+    steps = np.diff(held, prepend=0.0)
+    taken = steps > 0
+    yield moments.during(times[taken], rank), steps[taken]
+    yield moments.before(times[~taken], rank) + 1, steps[~taken]
 
 
 def _logits(moments: Moments, size: float, share: float) -> Floats:
     """Return logits where the head runs: all of them then, a share from forward to backward."""
-    schedule, work = moments.schedule, moments.work
-    last = work.stages == schedule.stages - 1
-    if schedule.vocabulary:
-        size /= schedule.ranks
-        forward, backward = (work.kinds == kind for kind in VOCABULARY_KINDS)
-    else:
-        forward, backward = work.forward & last, work.backward & last
+    work, (forward, backward) = moments.work, moments.work.head
+    if moments.schedule.vocabulary:
+        size /= moments.schedule.ranks
     held = size * share
     return moments.held(
         (work.starts[forward], size),

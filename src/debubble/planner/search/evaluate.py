@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
-from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
@@ -23,18 +21,19 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.memory.in_flight import is_steady
 from debubble.planner.memory.peaks import (
     RankMemory,
     fragmentation,
-    margin,
     memory_costs,
     memory_of,
     peaks_of,
+    peaks_with_more,
+    standing,
 )
 from debubble.planner.memory.retries import chance_of_retries, retry_time
-from debubble.planner.memory.state import stage_states
-from debubble.planner.plannable import fits
 from debubble.planner.request import PlanRequest
+from debubble.planner.search.bounds import least_peaks
 from debubble.schedules import registry
 
 
@@ -179,13 +178,6 @@ def schedule_of(
     return registry.make(name, ranks=p, microbatches=m, chunks=v, costs=costs, memory=room)
 
 
-def standing(case: Case, placement: Placement) -> NDArray[np.float64]:
-    """Return bytes that every rank holds all the time, margin included; shape ``(pp,)``."""
-    held = np.full(case.degrees.pp, margin(case.training))
-    np.add.at(held, placement.ranks_of_stages, [state.total for state in stage_states(case)])
-    return held
-
-
 def costs_of(case: Case, *, memory: bool = True) -> Costs:
     """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
@@ -225,6 +217,10 @@ def with_peaks(plan: Evaluated, timeline: Timeline | None = None) -> Evaluated:
     If the activations alone are too large, only they are counted, less than the real peaks. Those
     of long pipelines are of fewer microbatches where that is enough, see :func:`_steady_peaks`.
     """
+    if plan.order is None and not plan.candidate.uses_costs:
+        least = least_peaks(plan.request, plan.candidate)
+        if least is not None and float(least.max()) > plan.request.limit:
+            return replace(plan, peaks=tuple(least.tolist()))
     found = _steady_peaks(plan)
     return replace(plan, peaks=found or _peaks(plan, timeline or plan.simulate()))
 
@@ -247,14 +243,18 @@ def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
     A published schedule that fills its ranks as much with three rounds of microbatches as with two
     is taken to go on like that. Plans that are reported are counted in full, see :func:`finished`.
     """
-    own, ranks = plan.candidate, plan.candidate.degrees.pp
+    own, ranks, runtime = plan.candidate, plan.candidate.degrees.pp, plan.request.training.runtime
     if own.uses_costs or plan.order is not None or own.microbatches <= 2 * sum(ROUNDS) * ranks:
         return ()
-    if not all(fits(own.schedule, ranks, own.degrees.chunks, one * ranks) for one in ROUNDS):
+    apart = own.degrees.chunks > 1 and own.microbatches % ranks  # the last round is like no other
+    if apart or not is_steady(own.schedule, ranks, own.degrees.chunks):
         return ()
-    few = (replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
-    two, three = (_peaks(one, one.simulate()) for one in few)
-    return three if np.allclose(two, three, rtol=1e-12, atol=0) else ()
+    two, three = (replace(plan, candidate=replace(own, microbatches=n * ranks)) for n in ROUNDS)
+    if runtime.receive_buffers and runtime.sent_until == "step":
+        found = peaks_with_more(plan.case, three.simulate())
+        return () if found is None else tuple(found.tolist())
+    less, more = (_peaks(one, one.simulate()) for one in (two, three))
+    return more if np.allclose(less, more, rtol=1e-12, atol=0) else ()
 
 
 def finished(plan: Evaluated) -> Evaluated:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
@@ -151,15 +152,16 @@ def first_setting(setting: Setting) -> Setting:
 
 def least_recompute(given: Iterable[Candidate]) -> str:
     """Return the recompute of a model on one stage that does no more than any of a batch."""
-    least = min(given, key=_recomputed)
-    number = _recomputed(least)
-    return f"full:{number}" if number else least.recompute
+    ways = dict.fromkeys((one.recompute, one.layers) for one in given)
+    number, least = min(((_recomputed(*one), one[0]) for one in ways), key=itemgetter(0))
+    return f"full:{number}" if number else least
 
 
-def _recomputed(candidate: Candidate) -> int:
+@lru_cache(maxsize=1 << 14)
+def _recomputed(recompute: str, layers: tuple[int, ...]) -> int:
     """Return the number of layers of all stages that ``"full:N"`` recomputes, with one moved."""
-    most = recomputed_layers(candidate.recompute)
-    return max(sum(min(most, own) for own in candidate.layers) - most, 1) if most else 0
+    most = recomputed_layers(recompute)
+    return max(sum(min(most, own) for own in layers) - most, 1) if most else 0
 
 
 def work_of(recompute: str) -> int:
@@ -201,6 +203,11 @@ class _Choice:
         if self.fixed.schedules is not None:
             names = (registry.find(name).name for name in self.fixed.schedules)
             self.schedules = tuple(dict.fromkeys(names))
+        # Most orders are of schedules that a framework does not have.
+        self.rules = {
+            scope: sorted(rules_of(self.fixed.framework, scope), key=lambda rule: not rule.of_order)
+            for scope in (DEGREES, ORDER, STATE)
+        }
         self.known_orders: dict[tuple[int, int, bool, bool], dict[str, tuple[Split, ...]]] = {}
         self.known_settings: dict[tuple[str, int, int, int, int], tuple[Setting, ...]] = {}
 
@@ -318,7 +325,7 @@ class _Choice:
             mtp_stage=len(layers) - 2 if apart else mtp_stage,
         )  # fmt: skip
         case = self.request.case(own)
-        return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))
+        return all(rule.check(case) is None for rule in self.rules[scope])
 
 
 def _open(given: T | None, choices: tuple[T, ...]) -> tuple[T, ...]:

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.planner.candidate import Candidate
+from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.case import Case
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
@@ -162,14 +163,36 @@ def _largest_kind(model: Model, tp: int, ep: int) -> tuple[int, int]:
 
 def _parts(request: PlanRequest, batch: Batch, recompute: str, kind: int) -> _PartBytes:
     """Return the bytes of parts, each on a stage of its own; `kind` is a layer's number."""
-    alone = batch.group.alone(batch.setting)
-    count = sum(alone.layers)
-    # The rules for stages of a pipeline are others than those for a model on one rank.
-    apart = replace(
-        alone, degrees=replace(alone.degrees, pp=5), layers=(0, kind, 1, count - kind - 1, 0),
-        recompute=recompute,
-    )  # fmt: skip
-    case = request.case(apart)
+    d, (_, zero) = batch.group.degrees, batch.setting
+    states = _part_states(request, d.tp, d.cp, d.ep, d.dp, zero, kind)
+    size = batch.group.microbatch_size
+    return _PartBytes(*states, _part_stored(request, d.tp, d.cp, d.ep, size, recompute, kind))
+
+
+@lru_cache(maxsize=1 << 14)
+def _part_states(
+    request: PlanRequest, tp: int, cp: int, ep: int, dp: int, zero: int, kind: int
+) -> tuple[float, float, float]:
+    """Return states of the first, the last and the middle one of :func:`_parts`."""
+    case = _apart(request, Candidate(Degrees(tp, cp, ep, dp), 1, 1, "1f1b", (0,), zero=zero), kind)
     # Layers that are gathered or scattered are there for a moment, one after the other.
-    states, activations = stage_states(case, lasting=True), stage_activations(case)
-    return _PartBytes(states[0].total, states[-1].total, states[2].total, activations[2].stored)
+    states = stage_states(case, lasting=True)
+    return states[0].total, states[-1].total, states[2].total
+
+
+@lru_cache(maxsize=1 << 14)
+def _part_stored(
+    request: PlanRequest, tp: int, cp: int, ep: int, size: int, recompute: str, kind: int
+) -> float:
+    """Return activations of the middle one of :func:`_parts`."""
+    alone = Candidate(Degrees(tp, cp, ep), size, 1, "1f1b", (0,), recompute)
+    return stage_activations(_apart(request, alone, kind))[2].stored
+
+
+def _apart(request: PlanRequest, alone: Candidate, kind: int) -> Case:
+    """Return a case with one layer on a stage of its own, away from the model's ends.
+
+    The rules for stages of a pipeline are others than those for a model on one rank.
+    """
+    layers = (0, kind, 1, len(request.model.layers) - kind - 1, 0)
+    return request.case(replace(alone, degrees=replace(alone.degrees, pp=5), layers=layers))

@@ -26,9 +26,9 @@ from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import LayerSums, layer_sums, stage_times, transfer
 from debubble.planner.cost.step import StepEnds, step_ends
 from debubble.planner.memory.activations import stage_activations
+from debubble.planner.memory.peaks import standing
 from debubble.planner.plannable import placement_of, plannable
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import standing
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -85,12 +85,10 @@ class Stages:
 
         `cuts` are layers of every stage, shape ``(cuts, stages)``.
         """
-        forward, own = work_of_cuts(self.case, cuts)
-        homes, first = self._placed
-        before = np.cumsum([forward, own], axis=2)[..., np.maximum(first - 1, 0)] * (first > 0)
-        rows = np.arange(len(cuts))[:, None] * len(first) + homes
-        work = np.bincount(rows.ravel(), own.ravel(), len(cuts) * len(first))
-        return Ahead(work.reshape(len(cuts), -1).astype(np.float64), *before)
+        found, (homes, first) = work_of_cuts(self.case, cuts), self._placed
+        before = found.cumsum(axis=2)[..., np.maximum(first - 1, 0)] * (first > 0)
+        work = [np.bincount(homes, own, len(first)) for own in found[1]]
+        return Ahead(np.array(work), *before)
 
     @cached_property
     def times(self) -> Floats:
