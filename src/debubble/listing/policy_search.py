@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from debubble.engine.jit import Array, helper, kernel
 from debubble.listing.kernel import read_policy, reset, run_pass, times_of
 from debubble.listing.pass_state import (
@@ -20,6 +18,9 @@ from debubble.listing.pass_state import (
     SearchTerms,
     TriedPolicies,
 )
+
+ROUNDED = 1e9
+"""Largest share that is rounded: parts of it are still whole numbers of 64 bits."""
 
 
 @kernel(writes=("tried.policies", "tried.keys", "tried.times", "order"), allocates=False)
@@ -83,9 +84,10 @@ def key_into(
 
 @helper
 def rounded(share: float, parts: float) -> float:
-    """Return a share, rounded to a number of parts of one."""
-    found: float = np.floor(share * parts + 0.5) / parts
-    return found
+    """Return a share, rounded to a number of parts of one, unless it is very large."""
+    if share > ROUNDED:
+        return share
+    return int(share * parts + 0.5) / parts
 
 
 @helper

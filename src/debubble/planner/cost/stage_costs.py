@@ -97,7 +97,8 @@ def layer_sums(case: Case, recompute: str | None = None) -> LayerSums:
     All layers recompute alike, as the case's do, or in another way: not ``"full:N"``, where that
     depends on the stage.
     """
-    return _sums(replace(case, candidate=case.candidate.without_order(recompute)))
+    seen = case.candidate.without_order(recompute)
+    return _sums(Case(case.model, case.cluster, case.training, seen, case.factors))
 
 
 @lru_cache(maxsize=16384)

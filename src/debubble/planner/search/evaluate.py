@@ -249,12 +249,11 @@ def _steady_peaks(plan: Evaluated) -> tuple[float, ...]:
     apart = own.degrees.chunks > 1 and own.microbatches % ranks  # the last round is like no other
     if apart or not is_steady(own.schedule, ranks, own.degrees.chunks):
         return ()
-    few = (replace(plan, candidate=replace(own, microbatches=one * ranks)) for one in ROUNDS)
-    two, three = (one.simulate() for one in few)
+    two, three = (replace(plan, candidate=replace(own, microbatches=n * ranks)) for n in ROUNDS)
     if runtime.receive_buffers and runtime.sent_until == "step":
-        found = peaks_with_more(plan.case, three)
+        found = peaks_with_more(plan.case, three.simulate())
         return () if found is None else tuple(found.tolist())
-    less, more = _peaks(plan, two), _peaks(plan, three)
+    less, more = (_peaks(one, one.simulate()) for one in (two, three))
     return more if np.allclose(less, more, rtol=1e-12, atol=0) else ()
 
 
