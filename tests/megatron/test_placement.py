@@ -197,8 +197,12 @@ def _answers(dm: Any) -> list[Any]:
 
 @pytest.mark.parametrize("job", list(JOBS))
 def test_v_trains_as_the_loop_does(found: dict[str, Any], job: str) -> None:
+    # The norm of all gradients, by which an optimizer clips them, is a sum in the sequence of each
+    # rank's weights: others on a V than in a loop.
+    most = 1e-6 if JOBS[job].optimizer else 0.0
     for rank in found["ranks"]:
-        assert rank["steps"][job] == (0.0, "")
+        apart, where = rank["steps"][job]
+        assert apart <= most, where
 
 
 def test_sequences_differ_in_length(found: dict[str, Any]) -> None:
