@@ -116,8 +116,8 @@ class OwnEngine:
     def step(self, batch: StepData) -> dict[int, Tensor]:
         """Run the program once, and add gradients to those of the modules' parameters."""
         self._start(batch, training=True)
-        profiled = torch.autograd.profiler._is_profiler_enabled
-        self.recorder.name_ranges(range_names(self.program) if profiled else {})
+        if torch.autograd.profiler._is_profiler_enabled:
+            self.recorder.name_ranges(range_names(self.program))
         self.copies.start()
         for versions in self._versions:
             versions.start()

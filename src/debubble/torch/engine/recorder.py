@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ class Recorder:
         self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
         self._events = _GpuEvents(count) if device.type == "cuda" else None
-        self._plain = self._begin, self._finish
+        self.begin: Callable[[int], None] = self._begin
+        self.finish: Callable[[int], None] = self._finish
         if self._events is not None:
-            self._plain = self._events.begin, self._events.finish
-        self.begin, self.finish = self._plain
+            self.begin, self.finish = self._events.begin, self._events.finish
+        self._unnamed: tuple[Callable[[int], None], Callable[[int], None]] | None = None
+        """Both without names, in a step with names."""
 
     def _begin(self, index: int) -> None:
         self.start[index] = time.perf_counter_ns()
@@ -44,10 +46,8 @@ class Recorder:
         self.end[index] = time.perf_counter_ns()
 
     def name_ranges(self, names: Mapping[int, str]) -> None:
-        """Show the named actions of the coming step in profiles of PyTorch; none without names."""
-        self.begin, self.finish = begin, finish = self._plain
-        if not names:
-            return
+        """Show the named actions of this step in profiles of PyTorch."""
+        self._unnamed = begin, finish = self._unnamed or (self.begin, self.finish)
         opened: dict[int, record_function] = {}
 
         def begin_range(index: int) -> None:
@@ -65,6 +65,8 @@ class Recorder:
 
     def close(self) -> None:
         """End a step, and keep its times."""
+        if self._unnamed is not None:
+            (self.begin, self.finish), self._unnamed = self._unnamed, None
         place = self._kept[self.steps % KEPT]
         place[0], place[1], place[2] = self.start, self.end, self.posted
         self.steps += 1
