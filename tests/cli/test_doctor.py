@@ -74,6 +74,17 @@ def test_what_is_broken_is_not_called_missing(
     assert "breaks_here" not in sys.modules
 
 
+def test_warnings_of_packages_are_not_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = "import warnings\nwarnings.warn('a faster package is missing')"
+    (tmp_path / "warns_here.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor, "EXTRAS", {"serve": ("warns_here",)})
+    assert doctor._extra("serve")["works"] is True
+    assert not recwarn.list
+
+
 def test_it_says_that_there_is_no_machine_code(
     run: Run, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

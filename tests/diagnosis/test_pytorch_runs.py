@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="traces pipelines of PyTorch; install torch"
 
 import debubble as db
 from debubble.diagnosis.diagnose import Diagnosis, read_trace
-from tests.diagnosis.readers.pytorch_runs import trace
+from tests.diagnosis.readers.pytorch_runs import trace, trace_own
 from tests.torch.world import in_ranks as in_ranks  # marks the tests
 
 M = 4
@@ -52,3 +52,16 @@ def test_the_order_is_recovered(tmp_path: Path, name: str, order: str) -> None:
     assert found.schedule.rows() == wanted.rows()
     assert found.name.differences == ()
     assert found.name.text != "custom"
+
+
+def test_profiles_of_our_own_engine_name_its_actions(tmp_path: Path) -> None:
+    orders = {
+        name: db.make(name, ranks=2, microbatches=M) for name in ("1f1b", "zb-v", "dualpipe-v")
+    }
+    trace_own(tmp_path, list(orders), M, steps=2)
+    for name, order in orders.items():
+        found = read_trace(tmp_path / name)
+        assert_sound(found)
+        assert found.schedule.rows() == order.rows()
+        assert len(found.run.steps) == 2
+        assert len(found.schedule) == len(order)

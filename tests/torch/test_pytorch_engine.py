@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from debubble import Kind, Placement, Schedule
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
+from debubble.torch.errors import RunError
 from debubble.torch.pytorch import engine as pytorch_engine
-from debubble.torch.pytorch.runtime import PyTorchRuntime
+from debubble.torch.pytorch.runtime import PyTorchRuntime, _check_output
 from debubble.torch.setup import not_for_pytorch
 from tests.conftest import EXPLORES
 from tests.small import smallest
@@ -348,6 +350,24 @@ def test_what_it_cannot_do_is_told() -> None:
     plain = nn.Linear(WIDTH, WIDTH).double()
     [text] = in_ranks(1, lambda _: failure(plain, arg_mbs=uneven))
     assert text.startswith("RunError: microbatches have different shapes or types")
+
+
+def test_versions_whose_runtime_was_not_tried_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = db.make("1f1b", ranks=2, microbatches=4)
+    for version, words in (
+        ("2.9.1+cu128", "it is that of PyTorch 2.9.1+cu128, and 2.11 is the oldest that was tried"),
+        ("2.11.0a0+git", ""),
+        ("2.14.1", ""),
+    ):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert not_for_pytorch(order) == words
+
+
+def test_forms_of_outputs_are_found_in_stages_of_older_versions() -> None:
+    stage = SimpleNamespace(stage_index=1, _outputs_meta=(torch.empty(3, 2, device="meta"),))
+    _check_output(stage, torch.zeros(3, 2))
+    with pytest.raises(RunError, match=r"stage 1 returned float32 \[2, 2\]; its first .* \[3, 2\]"):
+        _check_output(stage, torch.zeros(2, 2))
 
 
 def shapes(rank: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -127,7 +128,8 @@ def _extra(name: str) -> dict[str, Any]:
     reason = ""
     for module in EXTRAS[name]:
         try:
-            importlib.import_module(module)
+            with warnings.catch_warnings(action="ignore"):
+                importlib.import_module(module)
         except ImportError as error:
             missing = getattr(error, "name", None) == module
             reason = f"{module} is missing" if missing else f"{module}: {error}"

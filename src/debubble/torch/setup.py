@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import torch
 
 from debubble.analysis.check import check
 from debubble.core.actions import among, kinds_of, pairs_of
@@ -36,6 +37,9 @@ KEYWORDS = (
     "microbatches", "chunks", "ranks",
 )  # fmt: skip
 """Keywords of a pipeline, and the sizes that most schedules have; others have their own options."""
+
+OLDEST = 2, 11
+"""Oldest version of PyTorch whose runtime was tried."""
 
 NEAR = 0.8
 """Similarity from which on a keyword is taken for a slip of another one."""
@@ -149,6 +153,11 @@ def check_stages_stay(old: Schedule, new: Schedule) -> None:
 
 def not_for_pytorch(schedule: Schedule) -> str:
     """Return why PyTorch's runtime cannot run a schedule, empty if it can."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return (
+            f"it is that of PyTorch {torch.__version__}, and {oldest} is the oldest that was tried"
+        )
     if np.any(pairs_of(schedule.actions)):
         return "it overlaps forwards and backwards, which PyTorch runs one after the other"
     if np.any(np.diff(schedule.offsets) == 0):

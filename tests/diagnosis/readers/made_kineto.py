@@ -65,6 +65,7 @@ def write(
     ahead: float = 3e-3,
     prefix: str = "PP:",
     drop_kernels: int = 0,
+    all_in_w: bool = False,
     old: bool = False,
     host: str = "node-{node}",
     suffix: str = ".json.gz",
@@ -74,6 +75,7 @@ def write(
 ) -> None:
     """A file for every rank of every copy, in which the host runs `ahead` of the device.
 
+    If the first stage does `all_in_w`, its I launches nothing.
     With `quirks` it has all that such files have and no action needs.
     """
     ranks = run.schedule.ranks
@@ -83,7 +85,8 @@ def write(
         for rank in range(run.schedule.ranks):
             events = Events(copy * ranks + rank, zero)
             for one in _merged(sorted(run.of(rank, copy), key=lambda one: one.start)):
-                _write_action(events, run, one, ahead, prefix)
+                idle = all_in_w and one[0].kind == Kind.I and one[0].stage == 0
+                _write_action(events, run, one, ahead, prefix, 0 if idle else PARTS)
             _noise(events, run.of(rank, copy))
             number = copy * ranks + rank
             kernels = [row for row in events.rows if row["cat"] == "kernel"]
@@ -109,9 +112,9 @@ def _merged(done: list[Done]) -> Iterator[list[Done]]:
 
 
 def _write_action(
-    events: Events, run: MadeRun, both: list[Done], ahead: float, prefix: str
+    events: Events, run: MadeRun, both: list[Done], ahead: float, prefix: str, kernels: int
 ) -> None:
-    """The ranges of an action and its transfers, and what they launch."""
+    """The ranges of an action and its transfers, and what they launch: `kernels` or none."""
     one = both[0]
     name = one.name if len(both) == 1 else f"({';'.join(x.name for x in both)})OVERLAP_F_B"
     cpu = one.start - ahead
@@ -122,7 +125,7 @@ def _write_action(
     gap = GAP * span
     length = (span - (PARTS - 1) * gap) / PARTS
     backward = one.kind != Kind.F
-    for part in range(PARTS):
+    for part in range(kernels):
         begin = one.start + part * (length + gap)
         last = one.end if part == PARTS - 1 else begin + length
         title = "ncclDevKernel_AllReduce_Sum_bf16" if part == 1 else "void gemm<{lambda()#1}, {x}>"

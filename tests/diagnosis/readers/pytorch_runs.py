@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile
 
+import debubble as db
+import debubble.torch as dt
 from tests.torch.world import in_ranks
 
 WIDTH, ROWS = 64, 8
@@ -64,3 +67,22 @@ def trace(
         return [str(action) for action in order[rank]] if order else []
 
     return in_ranks(ranks, work)
+
+
+def trace_own(folder: Path, names: Sequence[str], microbatches: int, steps: int) -> None:
+    """Write traces of pipelines on two ranks by our own engine, a folder for each schedule."""
+
+    def work(rank: int) -> None:
+        for name in names:
+            order = db.make(name, ranks=2, microbatches=microbatches)
+            pipe = dt.Pipeline(order, [Layers() for _ in range(order.stages)], loss_fn)
+            x = torch.randn(microbatches * ROWS, WIDTH)
+            pipe.step(x, target=x)
+            with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                for _ in range(steps):
+                    pipe.step(x, target=x)
+            pipe.step(x, target=x)
+            (folder / name).mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(folder / name / f"rank{rank}_trace.json.gz"))
+
+    in_ranks(2, work)

@@ -106,6 +106,20 @@ def test_kernels_that_were_dropped(tmp_path: Path) -> None:
     }
 
 
+def test_an_action_that_launches_nothing_is_over_at_once(tmp_path: Path) -> None:
+    """I of the first stage, which leaves all to W."""
+    run = made.run("zb-h1")
+    made_kineto.write(run, tmp_path, all_in_w=True)
+    found = read(tmp_path)
+    assert found.left_out == {}
+    rows = found.actions
+    idle = (rows.kind == Kind.I) & (rows.stage == 0)
+    lasts = rows.end - rows.start
+    assert len(lasts) == len(run.done)
+    assert not lasts[idle].any()
+    assert lasts[~idle].all()
+
+
 def test_files_that_are_there_twice(tmp_path: Path) -> None:
     run = made.run("1f1b")
     made_kineto.write(run, tmp_path)

@@ -14,13 +14,19 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as traced
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import load_costs
 from debubble.torch.data.batch import add_loss
 from debubble.torch.measure.profile import profile
-from debubble.torch.measure.single_stage import SingleStage
+from debubble.torch.measure.single_stage import (
+    ATTENTION,
+    Flops,
+    SingleStage,
+    attention_backward_flops,
+)
 from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, measures_table
 
 ROWS, WIDTH = 8, 16
@@ -436,3 +442,42 @@ def test_a_part_starts_anew_every_time() -> None:
     first, second = part.forward(), part.forward(own=True)
     assert first.inputs[0].data_ptr() == part.args[0].data_ptr()
     assert second.inputs[0].data_ptr() != part.args[0].data_ptr()
+
+
+def gradient_flops(heads: int, causal: bool) -> tuple[int, int]:
+    """FLOPs of attention of 8 heads of queries and fewer of keys, and of its backward."""
+    query, key, value = (torch.randn(2, h, 5, 4, requires_grad=True) for h in (8, heads, heads))
+    with Flops() as counter:
+        output = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, enable_gqa=True
+        )
+        forward = counter.total
+        output.sum().backward()
+    return forward, counter.total - forward
+
+
+def test_attention_takes_flops_by_its_query_heads() -> None:
+    scores = 2 * 8 * 5 * 5
+    for heads in (8, 2, 1):
+        for causal in (False, True):
+            assert gradient_flops(heads, causal) == (2 * scores * 8, 2 * scores * 20)
+
+
+def test_flops_of_attention_are_those_of_pytorch() -> None:
+    query, value = torch.randn(2, 8, 5, 4), torch.randn(2, 8, 5, 4)
+    for packet, formula in flop_registry.items():
+        ours = ATTENTION.get(packet.__name__)
+        if ours is not None:
+            gradient = (query,) if ours is attention_backward_flops else ()
+            given = (*gradient, query, value, value)
+            assert ours(*given) == formula(*given, out_val=query)
+
+
+def test_a_formula_that_refuses_stops_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise AssertionError("shapes are incompatible")
+
+    for packet in (torch.ops.aten.mm, torch.ops.aten.addmm):
+        monkeypatch.setitem(flop_registry, packet, refuse)
+    found = profile([linear(), linear()], mean_square, *data(), steps=1)
+    assert len(found.stages) == 2

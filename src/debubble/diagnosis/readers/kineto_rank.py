@@ -137,6 +137,10 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
                     came[number_of_part] = one_end.arrived
             if found.on_device:
                 one = _on_device(parts, kernels, at) if at not in torn else None
+                if one is None and at not in torn and parts[0].kind == Kind.I:
+                    # The first stage's I leaves all to W.
+                    idle = max(start, computed[-1].end if computed else start)
+                    one = Computed(parts, idle, idle, start, busy=0)
             elif len(parts) == 2 and len(host.operations):
                 one = _pair_on_host(parts, start, end, came, host)
             else:

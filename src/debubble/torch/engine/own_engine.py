@@ -35,6 +35,7 @@ from debubble.torch.engine.tasks import (
     find_answers,
     find_moves,
     make_tasks,
+    range_names,
     sleep_until,
 )
 from debubble.torch.engine.vocabulary import Shard
@@ -115,6 +116,8 @@ class OwnEngine:
     def step(self, batch: StepData) -> dict[int, Tensor]:
         """Run the program once, and add gradients to those of the modules' parameters."""
         self._start(batch, training=True)
+        if torch.autograd.profiler._is_profiler_enabled:
+            self.recorder.name_ranges(range_names(self.program))
         self.copies.start()
         for versions in self._versions:
             versions.start()

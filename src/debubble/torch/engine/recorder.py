@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.profiler import record_function
 
 KEPT = 16
 """Number of steps whose times are kept."""
@@ -30,9 +32,12 @@ class Recorder:
         self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
         self._events = _GpuEvents(count) if device.type == "cuda" else None
-        self.begin, self.finish = self._begin, self._finish
+        self.begin: Callable[[int], None] = self._begin
+        self.finish: Callable[[int], None] = self._finish
         if self._events is not None:
             self.begin, self.finish = self._events.begin, self._events.finish
+        self._unnamed: tuple[Callable[[int], None], Callable[[int], None]] | None = None
+        """Both without names, in a step with names."""
 
     def _begin(self, index: int) -> None:
         self.start[index] = time.perf_counter_ns()
@@ -40,8 +45,28 @@ class Recorder:
     def _finish(self, index: int) -> None:
         self.end[index] = time.perf_counter_ns()
 
+    def name_ranges(self, names: Mapping[int, str]) -> None:
+        """Show the named actions of this step in profiles of PyTorch."""
+        self._unnamed = begin, finish = self._unnamed or (self.begin, self.finish)
+        opened: dict[int, record_function] = {}
+
+        def begin_range(index: int) -> None:
+            if index in names:
+                opened[index] = record_function(names[index])
+                opened[index].__enter__()
+            begin(index)
+
+        def finish_range(index: int) -> None:
+            finish(index)
+            if index in opened:
+                opened.pop(index).__exit__(None, None, None)
+
+        self.begin, self.finish = begin_range, finish_range
+
     def close(self) -> None:
         """End a step, and keep its times."""
+        if self._unnamed is not None:
+            (self.begin, self.finish), self._unnamed = self._unnamed, None
         place = self._kept[self.steps % KEPT]
         place[0], place[1], place[2] = self.start, self.end, self.posted
         self.steps += 1

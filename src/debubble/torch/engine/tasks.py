@@ -151,6 +151,16 @@ def make_tasks(
     ]  # fmt: skip
 
 
+def range_names(program: Sequence[ProgramStep]) -> dict[int, str]:
+    """Return the names of all but transfers in profiles, by position; a group's at its first."""
+    found = {}
+    for first, end in bounds_of_groups(program):
+        text = ";".join(map(str, program[first:end]))
+        if program[first].kind not in TRANSFER_KINDS:
+            found[first] = f"PP:({text})OVERLAP_F_B" if end - first > 1 else f"PP:{text}"
+    return found
+
+
 def way_of(step: ProgramStep) -> int:
     """Return the way of a transfer."""
     forward = step.kind in FORWARD_KINDS
@@ -171,7 +181,7 @@ def _way_of_need(need: Need) -> int:
     return FORWARD if need.stage < 0 else BACKWARD
 
 
-def bounds_of_groups(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
+def bounds_of_groups(program: Sequence[ProgramStep]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of contiguous transfers, overlapped groups, and single actions."""
     index = 0
     while index < len(program):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +35,9 @@ from debubble.torch.models.modules import reason_not_split, saving_seen
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
 from debubble.torch.ranks.progress_table import RankState, Watch
 from debubble.torch.setup import not_for_pytorch
+
+_NO_GRADIENT = "only Tensors of floating point dtype can require gradients"
+"""Error of PyTorch up to 2.11, where a stage hands whole numbers to the next."""
 
 
 @dataclass(eq=False)
@@ -157,6 +161,11 @@ class PyTorchEngine:
             # PyTorch wraps what a module raises in an error with all of its arguments.
             if "failed to run forward" in str(error) and error.__cause__ is not None:
                 raise error.__cause__ from None
+            if str(error).startswith(_NO_GRADIENT):
+                raise RunError(
+                    f"the runtime of PyTorch {torch.__version__} hands on floating-point tensors "
+                    "only; use engine='debubble'"
+                ) from None
             if type(error).__name__ == "PipeliningMetadataError":
                 raise RunError(
                     f"PyTorch's runtime cannot hand this on: {error} engine='debubble' can"
@@ -271,6 +280,17 @@ class _Stage(PipelineStage):
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
         self._engine.posts(Kind.RECV_B, self.stage_index, bwd_chunk_id)
         return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
+        """Accept inputs of any strides, which PyTorch up to 2.11 refuses; forms are compared."""
+
+    def _validate_fwd_outputs(self, outputs: Any) -> None:
+        """Leave outputs to the runtime's own check."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
+        # Gloo has no messages of a rank to itself.
+        ops = super()._get_init_p2p_neighbors_ops()
+        return [op for op in ops if op.group_peer != self.group_rank]
 
     def _cannot_split(self, unit: int) -> bool:
         """Return if PyTorch's split fails: it finds weights from an input, and detaches outputs."""

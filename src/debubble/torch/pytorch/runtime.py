@@ -46,6 +46,9 @@ _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 _TAKES_MICROBATCHES = "arg_mbs" in inspect.signature(_PipelineScheduleRuntime.step).parameters
 """If ``step`` takes microbatches in place of a batch."""
 
+_FORMER_META = "_outputs_meta"
+"""Attribute of stages that has the forms of their outputs up to PyTorch 2.11."""
+
 
 class PyTorchRuntime(_PipelineScheduleRuntime):
     """PyTorch's runtime with a schedule and transfers of ours, in place of one of its own.
@@ -147,6 +150,10 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     def forget(self) -> None:
         """Let the next step prepare stages anew, for inputs of another form."""
         self._stages_forward_initialized = self._stages_backward_initialized = False
+        stages: list[Any] = self._stages
+        for stage in stages:
+            if hasattr(stage, _FORMER_META):
+                stage.inputs_meta = stage._outputs_meta = None
 
     def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
         # Stages that are prepared for backwards can run forwards, too.
@@ -228,7 +235,8 @@ def _check_stages(schedule: Schedule, stages: Sequence[Any]) -> None:
 
 def _check_output(stage: Any, output: Any) -> None:
     """Refuse an output that does not fit the receive buffers."""
-    metas = stage._stage_meta.outputs
+    former = hasattr(stage, _FORMER_META)
+    metas = stage._outputs_meta if former else stage._stage_meta.outputs
     found = output if isinstance(output, (tuple, list)) else (output,)
     want = [_text(meta) for meta in metas]
     have = [_text(part) if isinstance(part, Tensor) else type(part).__name__ for part in found]
