@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_the_same_trace_gives_the_same_data() -> None:
     one, two = (json.dumps(diagnose(PLANTED["jitter"](0).made.observed()).to_dict())
                 for _ in range(2))  # fmt: skip
     assert one == two
+
+
+def test_a_kind_that_takes_no_time_elsewhere_is_no_measure() -> None:
+    # The first stage has no gradient to hand on: its I is over at once.
+    order = db.make("zb-h1", ranks=2, microbatches=6)
+    made = Made(
+        order.rows(),
+        time=lambda _, at: 0.0 if (at.kind, at.stage) == ("I", 0) else 1.0 + 2 * at.stage,
+    )
+    with np.errstate(divide="raise"):
+        found = diagnose(made.observed())
+    json.dumps(found.to_dict(), allow_nan=False)
+    text = " ".join(report(found, 100).split())
+    assert re.search(r"\(F × [23]\.\d\d, W × [23]\.\d\d\)", text), text
 
 
 def test_rows_in_any_order_give_the_same_data() -> None:
