@@ -70,6 +70,15 @@ def test_a_kind_that_takes_no_time_elsewhere_is_no_measure() -> None:
     assert re.search(r"\(F × [23]\.\d\d, W × [23]\.\d\d\)", text), text
 
 
+def test_a_cause_on_the_only_rank_names_it() -> None:
+    made = Made(
+        [["0F0", "0F1", "0B0", "0B1"]], arrivals=False, gap=lambda _, at: 5e-3 * (at.kind == "B")
+    )
+    text = report(diagnose(made.observed()), 100)
+    assert "several ranks" not in text
+    assert text.startswith("The host of rank 0 launches too late")
+
+
 def test_rows_in_any_order_give_the_same_data() -> None:
     observed = PLANTED["slow link"](0).made.observed()
     mixed = np.random.default_rng(0).permutation(len(observed.actions))

@@ -265,6 +265,7 @@ def test_nothing_fits() -> None:
     assert list(found.left_out) == ["too large with one microbatch, with any schedule"]
 
 
+@pytest.mark.slow
 def test_why_not() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 16, 16, 4096)
     best = search(asked, few(asked), 1).plans[0]

@@ -55,6 +55,7 @@ def test_no_setting_of_a_group_needs_less_than_the_least() -> None:
         assert known.of(group) <= min(every) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_made_in_more_memory_is_not_below_the_floor_of_its_base() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 24, 128, 4096, fixed=Fixed(framework="automodel"))
     asked = replace(asked, limit=math.inf)

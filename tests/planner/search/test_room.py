@@ -45,6 +45,7 @@ def test_what_fits_has_room(model: str, framework: str | None) -> None:
     assert tried > 3
 
 
+@pytest.mark.slow
 def test_less_memory_leaves_room_for_no_more() -> None:
     asked = plan_request("llama-3.1-70b", "h100", 64, 128, 4096, fixed=Fixed(framework="megatron"))
     some = [one for one in groups(asked) if one.degrees.pp > 2]

@@ -45,6 +45,7 @@ def test_a_step_is_that_of_the_engine(model: str, framework: str | None) -> None
     assert steps > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full:1"])
 def test_bounds_of_several_cuts_are_those_of_each(recompute: str) -> None:
     asked = plan_request("deepseek-v3", "h100", 32, 64, 2048, fixed=Fixed(recompute=recompute))

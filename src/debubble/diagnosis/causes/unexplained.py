@@ -99,8 +99,7 @@ class Unexplained:
         total = np.bincount(run.rank, np.where(run.counted, excess, 0.0).sum(axis=0),
                             run.schedule.ranks)  # fmt: skip
         most = int(total.argmax())
-        lone = run.schedule.ranks > 1 and total[most] > MOST * total.sum()
-        return {"rank": most} if lone else {}
+        return {"rank": most} if total[most] > MOST * total.sum() else {}
 
 
 def is_slow(ratio: Times) -> bool:
