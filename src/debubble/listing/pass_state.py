@@ -122,7 +122,7 @@ class PolicyRules(NamedTuple):
 
 
 class SearchTerms(NamedTuple):
-    """How far a search over policies goes."""
+    """Limits of a search over policies."""
 
     batch: int
     """Policies that are tried before the best of all are varied again."""
@@ -154,7 +154,7 @@ class TriedPolicies(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What variations are drawn from."""
+    """Values and random numbers that variations are drawn from."""
 
     levels: Array
     """Values that the numbers of a policy step through, one number after the other."""
