@@ -195,7 +195,8 @@ def fixed_of(values: Mapping[str, Any]) -> Fixed:
         held |= {"layers": layout.cut, "mtp": layout.mtp, "mtp_stage": layout.mtp_stage}
     name = values.get("framework")
     framework = None if name is None else find_frameworks(name)[0]
-    return Fixed(schedules=held.pop("schedule"), framework=framework, **held)
+    names = held.pop("schedule")
+    return Fixed(schedules=None if names is None else tuple(names), framework=framework, **held)
 
 
 def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
