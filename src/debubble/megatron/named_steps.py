@@ -134,28 +134,35 @@ class _Names:
     @contextmanager
     def range(self, actions: str) -> Iterator[None]:
         """Name what runs inside for PyTorch's profiler and, on a GPU, for Nsight Systems."""
-        from torch.cuda import nvtx
         from torch.profiler import record_function
 
-        name = f"PP:{actions}"
-        if self._nvtx:
-            nvtx.range_push(name)
-        try:
-            with record_function(name):
-                yield
-        finally:
-            if self._nvtx:
-                nvtx.range_pop()
+        with self._pushed(actions), record_function(f"PP:{actions}"):
+            yield
 
     @contextmanager
     def of_engine(self, action: str) -> Iterator[None]:
-        """Name an action of our engine, which knows its stage under any placement."""
+        """Name an action of our engine, which knows its stage under any placement.
+
+        For Nsight Systems alone: in PyTorch's profiles the engine names its actions itself.
+        """
         self.named = True
         try:
-            with self.range(action):
+            with self._pushed(action):
                 yield
         finally:
             self.named = False
+
+    @contextmanager
+    def _pushed(self, actions: str) -> Iterator[None]:
+        from torch.cuda import nvtx
+
+        if self._nvtx:
+            nvtx.range_push(f"PP:{actions}")
+        try:
+            yield
+        finally:
+            if self._nvtx:
+                nvtx.range_pop()
 
     @staticmethod
     def _state(name: str) -> Any:
