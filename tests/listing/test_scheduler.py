@@ -211,13 +211,17 @@ def one_pass(
     return makespan, stage_time, share, done
 
 
+def tight_passes(objective: str) -> Passes:
+    """Passes on a V with memory for less than its ranks."""
+    table = Costs(F=3, I=4, W=2).resolve(Placement.v(4))
+    return Passes(Workload(Placement.v(4), table, 16, np.full(4, 3.0)), objective)
+
+
 @pytest.mark.parametrize("objective", scheduler.OBJECTIVES)
 def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
     objective: str,
 ) -> None:
-    placement = Placement.v(4)
-    table = Costs(F=3, I=4, W=2).resolve(placement)
-    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), objective)
+    passes = tight_passes(objective)
     policy = known_policies.SEVERAL_STAGES[0]
     time = passes.solved(policy).time
     assert time > passes.bound + 20
@@ -234,9 +238,7 @@ def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
 def test_a_search_drops_what_is_worse_than_the_best_by_more_than_its_tolerance(
     objective: str,
 ) -> None:
-    placement = Placement.v(4)
-    table = Costs(F=3, I=4, W=2).resolve(placement)
-    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), objective)
+    passes = tight_passes(objective)
     first, *others = known_policies.SEVERAL_STAGES
     best = passes.solved(first).time
     worse = next(one for one in others if passes.solved(one).time > best)
@@ -247,9 +249,7 @@ def test_a_search_drops_what_is_worse_than_the_best_by_more_than_its_tolerance(
 
 
 def test_variations_are_new_and_differ_from_an_earlier_policy_in_one_to_three_numbers() -> None:
-    placement = Placement.v(4)
-    table = Costs(F=3, I=4, W=2).resolve(placement)
-    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), "makespan")
+    passes = tight_passes("makespan")
     given = known_policies.SEVERAL_STAGES
     found = list(passes.compare(given, most=100))
     assert found[: len(given)] == [tuple(map(float, policy)) for policy in given]

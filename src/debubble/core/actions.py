@@ -19,6 +19,7 @@ slice j of microbatch b is unit b·s + j. Text says ``0F3.1`` for slice 1 of mic
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -242,6 +243,11 @@ def cells(program: Program, slices: int = 1) -> list[str]:
             continue
         group.append(text)
         if member == 2:
-            texts.append(f"({';'.join(group)})OVERLAP_F_B")
+            texts.append(cell_of(group))
             group = []
     return texts
+
+
+def cell_of(texts: Sequence[str]) -> str:
+    """Return the cell of an action, or of several that overlap, by their texts."""
+    return texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B"

@@ -23,6 +23,7 @@ from debubble.core.actions import (
     MAX_MICROBATCHES,
     Action,
     Program,
+    cell_of,
     kinds_of,
     pairs_of,
 )
@@ -291,7 +292,7 @@ def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]
             first, second = (
                 (rest[0], one) if rest[0].action.kind in FORWARD_KINDS else (one, rest[0])
             )
-            cells.append(f"({first.text};{second.text})OVERLAP_F_B")
+            cells.append(cell_of((first.text, second.text)))
             times += [(first.start, max(first.duration, second.duration))] * 2
         else:
             cells.append(one.text)

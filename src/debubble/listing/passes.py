@@ -112,7 +112,7 @@ class Passes:
 
     @property
     def scale(self) -> float:
-        """Time of which keys have shares."""
+        """Time in which keys count times."""
         return self.microbatches * self.period or 1.0
 
     @property
@@ -151,9 +151,9 @@ class Passes:
         self, policies: Sequence[Policy], *, batch: int = BATCH, most: int = 0,
         budget: float = NEVER, tolerance: float = GIVE_UP,
     ) -> dict[Policy, ListCandidate]:  # fmt: skip
-        """Return what policies lead to, and variations of the best where `most` are more.
+        """Try policies, then variations of the best until `most` are tried; return all results.
 
-        At most `batch` at a time, as long as the budget of placed actions lasts.
+        They are tried `batch` at a time, as long as the budget of placed actions lasts.
         """
         most = max(most, len(policies))
         budget = min(budget, float(most * self.size))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from debubble.core.actions import cell_of
 from debubble.core.errors import DebubbleError
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -234,7 +235,7 @@ def _named_pair(both: Callable[..., Any], names: _Names) -> Callable[..., Any]:
         ]  # fmt: skip
         if not actions:
             return both(*args, **kwargs)
-        with names.range(actions[0] if len(actions) == 1 else f"({';'.join(actions)})OVERLAP_F_B"):
+        with names.range(cell_of(actions)):
             result = both(*args, **kwargs)
         if forward is not None:
             names.keep(result[0], *forward)

@@ -137,8 +137,8 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
                     came[number_of_part] = one_end.arrived
             if found.on_device:
                 one = _on_device(parts, kernels, at) if at not in torn else None
-                if one is None and at not in torn and parts[0].kind == Kind.I:
-                    # The first stage's I leaves all to W.
+                leaves_all_to_weights = (parts[0].kind, parts[0].stage) == (Kind.I, 0)
+                if one is None and at not in torn and leaves_all_to_weights:
                     idle = max(start, computed[-1].end if computed else start)
                     one = Computed(parts, idle, idle, start, busy=0)
             elif len(parts) == 2 and len(host.operations):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from debubble.core.actions import TRANSFER_KINDS
+from debubble.core.actions import TRANSFER_KINDS, cell_of
 from debubble.core.carries import WAYS, carry_steps
 from debubble.core.kinds import CARRY_KINDS, COPY_KINDS, FORWARD_KINDS, KINDS, Kind, Need, Of
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
@@ -155,9 +155,8 @@ def range_names(program: Sequence[ProgramStep]) -> dict[int, str]:
     """Return the names of all but transfers in profiles, by position; a group's at its first."""
     found = {}
     for first, end in bounds_of_groups(program):
-        text = ";".join(map(str, program[first:end]))
         if program[first].kind not in TRANSFER_KINDS:
-            found[first] = f"PP:({text})OVERLAP_F_B" if end - first > 1 else f"PP:{text}"
+            found[first] = f"PP:{cell_of([*map(str, program[first:end])])}"
     return found
 
 
