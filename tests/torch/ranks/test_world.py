@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -174,6 +176,27 @@ def large(world: World) -> bytes:
 def test_results_that_do_not_fit_into_a_pipe_arrive() -> None:
     results = run_local(large, 3, lambda *_: "", timeout=patience(60), device="cpu")
     assert [len(result) for result in results] == [1 << 20] * 3
+
+
+LOADS = """
+import sys
+from debubble.torch.ranks.world import run_local
+
+def loaded(world):
+    return [name for name in sys.modules if name in ("debubble.torch.run.job", __name__)]
+
+if __name__ == "__main__":
+    print(run_local(loaded, 2, lambda *_: "", timeout=60, device="cpu"))
+"""
+
+
+def test_ranks_are_copies_of_a_process_that_has_loaded_what_they_need(tmp_path: Path) -> None:
+    # The script itself loads nothing of it.
+    (script := tmp_path / "loads.py").write_text(LOADS)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=patience(120), check=True
+    )
+    assert done.stdout == f"{[['__mp_main__', 'debubble.torch.run.job']] * 2}\n"
 
 
 def test_a_table_is_shared_with_children(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ GRACE = 2.0
 POLL = 0.1
 """Seconds between two looks at the table."""
 
+LOADED_ONCE = ("debubble.torch.run.run", "debubble.torch.pytorch.engine")
+"""Modules that the fork server imports, so that no rank has to import PyTorch, which takes
+seconds."""
+
 START = 120.0
 """Seconds that ranks may take to start, however short the timeout of their steps is."""
 
@@ -97,6 +101,7 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
     """
     names, backend, _ = devices(device, ranks)
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *LOADED_ONCE])
     with _ended_kindly(), tempfile.TemporaryDirectory(prefix="debubble-") as folder:
         Path(folder, "work").write_bytes(pickle.dumps(work))
         table = ProgressTable(ranks, f"{folder}/progress")
