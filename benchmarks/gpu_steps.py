@@ -33,7 +33,8 @@ def main() -> None:
         print(
             f"{name}, {row['micro_batch']} of {row['global_batch']} sequences, "
             f"recompute {row['recompute']}: {step.seconds:.3f} s for {took:.3f} "
-            f"({step.seconds / took - 1:+.0%} ± {case.step_error:.0%}), "
+            f"({took / step.seconds:.2f} of it, 9 of 10 are {case.step_range.low} to "
+            f"{case.step_range.high}), "
             f"{peak:.1f} GB for {used:.1f} ({peak / used - 1:+.1%})"
         )
 

@@ -181,9 +181,9 @@ class Judged:
         return self.seconds / self.item.seconds - 1
 
     @property
-    def shortfall(self) -> float:
-        """Share of the predicted time by which it is off."""
-        return abs(self.item.seconds / self.seconds - 1)
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.item.seconds / self.seconds
 
     @property
     def case(self) -> Case:
@@ -200,29 +200,36 @@ def judged(rows: Sequence[Measured], fold: str) -> list[Judged]:
     ]  # fmt: skip
 
 
-def ninth(values: Sequence[float]) -> float:
-    """The value within which 9 of 10 further ones stay: the (n + 1) · 0.9-th smallest."""
-    ordered = sorted(values)
-    return ordered[min(math.ceil(0.9 * (len(ordered) + 1)), len(ordered)) - 1]
+def nine_of_ten(ratios: Sequence[float]) -> tuple[float, float]:
+    """The narrowest range in which 9 of 10 further ratios are: from one of those given to another.
+
+    Between two of n values that stand k apart are k / (n + 1) of all others.
+    """
+    ordered = sorted(ratios)
+    apart = min(math.ceil(0.9 * (len(ordered) + 1)), len(ordered) - 1)
+    pairs = zip(ordered, ordered[apart:], strict=False)
+    low, high = min(pairs, key=lambda pair: pair[1] / pair[0])
+    return math.floor(100 * low) / 100, math.ceil(100 * high) / 100
 
 
 LEAST_ROWS = 17
-"""Rows that an error of its own needs."""
+"""Rows that a range of its own needs, however many predictions each has."""
 
 
-def errors(found: Sequence[Judged]) -> list[tuple[str, str, str, str, float, int]]:
-    """Errors by runtime, generation, match and shape, and the numbers of rows; empty for all."""
-    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+def errors(found: Sequence[Judged]) -> list[tuple[str, str, str, str, float, float, int]]:
+    """Ranges by runtime, generation, match and shape, and numbers of rows; empty for all."""
+    groups: dict[tuple[str, str, str, str], list[Judged]] = defaultdict(list)
     for one in found:
         case = one.item.case
         if case.model.experts or mfu(case, one.item.seconds) >= LEAST_MFU:
             runtime, chip = case.training.runtime.name, generation(case.gpu.name)
             for key in ((runtime, chip), (runtime, ""), ("", "")):
-                groups[*key, one.match, shape_of(case)].append(one.shortfall)
+                groups[*key, one.match, shape_of(case)].append(one)
+    numbers = {key: len({id(one.item) for one in some}) for key, some in groups.items()}
     return [
-        (*key, math.ceil(100 * ninth(values)) / 100, len(values))
-        for key, values in sorted(groups.items())
-        if len(values) >= LEAST_ROWS
+        (*key, *nine_of_ten([one.ratio for one in some]), numbers[key])
+        for key, some in sorted(groups.items())
+        if numbers[key] >= LEAST_ROWS
     ]
 
 
@@ -240,7 +247,7 @@ def write(rows: Sequence[Measured], found: Sequence[Judged]) -> None:
                           one.rows, kind))  # fmt: skip
     with (folder / "published_errors.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(("runtime", "generation", "match", "shape", "error", "rows"))
+        out.writerow(("runtime", "generation", "match", "shape", "low", "high", "rows"))
         out.writerows(errors(found))
 
 

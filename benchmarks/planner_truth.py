@@ -92,11 +92,12 @@ def group_of(one: Judged) -> str:
 def figures(rows: Sequence[Judged]) -> Row:
     """Number of rows, median, 90th percentile, bias, error bar, and share inside it."""
     sizes = sorted(abs(row.error) for row in rows)
-    inside = sum(row.shortfall <= row.case.step_error for row in rows) / len(rows)
+    ranges = [row.case.step_range for row in rows]
+    inside = sum(low <= row.ratio <= high for row, (low, high) in zip(rows, ranges, strict=True))
     return {
         "rows": len(sizes), "median": share(median(sizes)), "ninth": share(ninth(sizes)),
         "bias": share(median(row.error for row in rows)),
-        "bar": share(median(row.case.step_error for row in rows)), "inside": share(inside),
+        "bar": share(median(own.error for own in ranges)), "inside": share(inside / len(rows)),
     }  # fmt: skip
 
 
@@ -326,11 +327,11 @@ def efficiencies() -> Iterator[Row]:
 
 
 def bars(found: Sequence[Judged]) -> Iterator[Row]:
-    """The shipped error bars, as shares of the predicted time."""
-    for runtime, chip, match, shape, error, rows in errors(found):
+    """The shipped error bars, as ratios to the predicted time."""
+    for runtime, chip, match, shape, low, high, rows in errors(found):
         yield {
             "software": runtime or "all", "gpus": chip or "all", "efficiency_of": match,
-            "shape": shape, "error": error, "rows": rows,
+            "shape": shape, "low": low, "high": high, "rows": rows,
         }  # fmt: skip
 
 

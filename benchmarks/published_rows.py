@@ -40,7 +40,7 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
     -------
     list of dict
         ``row`` (from 0), ``step_time``, ``measured``, ``error`` (signed share of the measured),
-        ``step_time_error`` (seconds within which 9 of 10 such steps stay), ``memory`` and
+        ``step_time_error`` (seconds by which 9 of 10 such steps are off at most), ``memory`` and
         ``measured_memory`` in bytes of the fullest rank, ``memory_error`` (bytes), ``fits``
         (``"yes"``, ``"maybe"`` or ``"no"``), ``assumed`` (what the row does not say),
         ``calibrated`` (whether the row gave an efficiency), and ``skipped`` with the reason, each
@@ -119,7 +119,7 @@ def _result(index: int, plan: MeasuredRow | str, factors: Factors, mark: bool) -
     peaks = tuple(rank.peak for rank in memory_of(case, step.timeline))
     known = Evaluated(request, plan.candidate, step.seconds, peaks)
     found |= {
-        "step_time": step.seconds, "step_time_error": step.seconds * known.step_error,
+        "step_time": step.seconds, "step_time_error": known.step_error,
         "memory": max(peaks), "memory_error": known.memory_error, "fits": known.verdict,
     }  # fmt: skip
     if plan.seconds:

@@ -70,7 +70,7 @@ MEMBERS = {
     "Result": {"schedule", "makespan", "lower_bound", "status", "seconds"},
     "Plan": {
         "fits", "best", "alternatives", "candidate", "schedule", "costs", "timeline",
-        "step_seconds", "step_error", "memory", "flags", "to_dict",
+        "step_seconds", "step_error", "step_range", "memory", "flags", "to_dict",
     },
     "Report": {"problems", "ok"},
     "Jitter": {"times", "samples", "seed", "replicas", "slow"},

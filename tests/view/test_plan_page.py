@@ -8,7 +8,7 @@ from debubble.core.units import rough_percent
 from debubble.planner.answer.explain import PARTS
 from debubble.planner.answer.plan import plan_for
 from debubble.planner.answer.report import compared, faster, leaner
-from debubble.planner.answer.words import gigabytes, seconds, three_digits, with_error
+from debubble.planner.answer.words import gigabytes, seconds, seconds_range, three_digits
 from debubble.view.page import asset
 from debubble.view.plan_page import plan_page, plan_view, plans_of
 
@@ -39,8 +39,7 @@ def test_the_page_shows_what_the_terminal_says(visit, plan, address):
     best = plan.best
     step, tokens, mfu, memory = texts(page, ".tile")
     assert " ".join(step.split()[2:4]) == seconds(plan.step_seconds)
-    error = with_error(plan.step_seconds, plan.step_error).partition("± ")[2]
-    assert f"± {error} for 9 of 10 steps" in step
+    assert f"9 of 10 steps take {seconds_range(plan.step_range)}" in step
     assert three_digits(best.speed.tokens_per_second) in tokens
     assert rough_percent(best.speed.mfu["causal"]) in " ".join(mfu.split())
     assert f"{gigabytes(max(best.peaks))[:-3]} of 30.0 GB" in " ".join(memory.split())
@@ -96,7 +95,7 @@ def test_texts_of_numbers_are_the_same_in_both_languages(visit, address):
 def test_readers_without_scripts_have_the_text(plan):
     text = plan_page(plan)
     noscript = text.partition("<noscript>")[2].partition("</noscript>")[0]
-    assert with_error(plan.step_seconds, plan.step_error) in noscript
+    assert seconds_range(plan.step_range) in noscript
     assert "── memory by rank" in noscript
 
 

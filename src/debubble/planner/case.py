@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from debubble.core.placement import Placement
 from debubble.core.runtimes import RECOMPUTED_WHOLE, RUNTIMES
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.cost.published_efficiencies import Factors, StepRange
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.links import Dimension, RankGroup, group_of
@@ -84,9 +84,9 @@ class Case:
         return self.factors.efficiency(self.gpu, self.degrees.tp, self.training, experts=experts)
 
     @property
-    def step_error(self) -> float:
-        """Share of the step time within which 9 of 10 such steps stay."""
+    def step_range(self) -> StepRange:
+        """Ratios to the step time between which 9 of 10 such steps are."""
         experts, piped = bool(self.model.experts), self.degrees.pp > 1
-        return self.factors.error(
+        return self.factors.step_range(
             self.gpu, self.degrees.tp, self.training, experts=experts, piped=piped
         )

@@ -185,7 +185,7 @@ def plan(options: Options) -> list[Row]:
         {"framework": best.request.fixed.framework} | asdict(candidate.degrees) | {
             **{name: getattr(candidate, name) for name in CHOSEN},
             "step_time": best.step_time,
-            "step_time_error": best.step_error * best.step_time,
+            "step_time_error": best.step_error,
             "tokens_per_second": fast.tokens_per_second, "mfu": fast.mfu["causal"],
             "bubble_ratio": best.bubble_ratio, "peak": max(best.peaks),
         }

@@ -156,7 +156,7 @@ def search_view(found: SoFar) -> dict[str, Any] | None:
         "recommended": True,
         "compared": "best so far",
         "step_time": best.step_time,
-        "step_time_error": best.step_error * best.step_time,
+        "step_time_range": list(best.step_range),
         "tokens_per_second": fast.tokens_per_second,
         "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
         "mfu": fast.mfu,

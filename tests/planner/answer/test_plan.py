@@ -42,7 +42,9 @@ def test_a_plan_can_be_simulated_again(plan: db.Plan) -> None:
     assert timeline.makespan < plan.step_seconds
     assert plan.schedule.ranks == len(plan.memory) == 2
     assert max(rank.peak for rank in plan.memory) == max(plan.best.peaks)
-    assert 0 < plan.step_error < plan.step_seconds
+    low, high = plan.step_range
+    assert 0 < low < plan.step_seconds < high
+    assert plan.step_error == pytest.approx(max(plan.step_seconds - low, high - plan.step_seconds))
 
 
 def test_alternatives_are_plans(plan: db.Plan) -> None:

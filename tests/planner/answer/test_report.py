@@ -11,7 +11,7 @@ from debubble.core.units import rough_percent
 from debubble.planner.answer.explain import explanation
 from debubble.planner.answer.plan import Plan, plan_for
 from debubble.planner.answer.report import compared, faster, leaner, plan_line, reason, text
-from debubble.planner.answer.words import seconds, three_digits, with_error
+from debubble.planner.answer.words import seconds, seconds_range, three_digits
 from debubble.planner.search.evaluate import tied
 
 pytestmark = pytest.mark.slow  # a search
@@ -41,7 +41,8 @@ def test_the_first_lines_are_the_answer(plan: Plan) -> None:
     best = plan.best
     question, _, speed, memory, setup, *_ = text(plan.found, WIDTH).splitlines()
     assert question.startswith("llama-3.2-1b (1.236 B parameters) on 4 × h100")
-    assert speed.startswith(with_error(plan.step_seconds, plan.step_error) + " per step, ")
+    ends = seconds_range(plan.step_range)
+    assert speed.startswith(f"{seconds(plan.step_seconds)} per step ({ends}), ")
     assert f"MFU {rough_percent(best.speed.mfu['causal'])}; for Megatron-LM" in speed
     fits = r"peak memory [\d.]+ GB of 30\.0 GB allowed: fits \(9 of 10 runs stay below "
     assert re.match(fits, memory)

@@ -13,7 +13,7 @@ from debubble.planner.cost.published_efficiencies import (
     MEASURED,
     Factor,
     Factors,
-    error_of,
+    range_of,
     shipped_factors,
 )
 from debubble.planner.frameworks.published_runtimes import AA_SCALING, NANOTRON
@@ -81,22 +81,25 @@ def test_matches_say_what_an_efficiency_has_in_common_with_a_plan() -> None:
 @pytest.mark.parametrize("shape", ["pipelined", "one stage", "experts"])
 @pytest.mark.parametrize("runtime", ["megatron", "nanotron", "a new one"])
 def test_errors_widen_with_what_differs(runtime: str, shape: str) -> None:
-    errors = [error_of(runtime, "hopper", match, shape) for match in MATCHES]
-    assert errors[0] <= MEASURED["measured"]
-    assert errors == sorted(errors)
-    assert all(one < other for one, other in pairwise(errors[2:]))
+    ranges = [range_of(runtime, "hopper", match, shape) for match in MATCHES]
+    assert ranges[0].error <= MEASURED["measured"] + 1e-9
+    assert all(low < 1 < high for low, high in ranges)
+    widths = [own.width for own in ranges]
+    assert widths == sorted(widths)
+    for (low, high), further in pairwise(ranges[2:]):
+        assert further.low < low < high < further.high
 
 
 def test_errors_are_of_the_framework_and_the_shape() -> None:
     known = shipped_factors()
 
-    def error(name: str, tp: int, *, piped: bool = True, **fields: Any) -> float:
+    def width(name: str, tp: int, *, piped: bool = True, **fields: Any) -> float:
         training = replace(TRAINING, **fields)
-        return known.error(GPUS[name], tp, training, experts=False, piped=piped)
+        return known.step_range(GPUS[name], tp, training, experts=False, piped=piped).width
 
-    assert error("h100", 4) < error("h100", 4, piped=False)
-    assert error("h100", 4) < error("a100-80gb", 4, precision="fp16")
-    assert error("h100", 4) < error("h100", 4, runtime=NANOTRON)
+    assert width("h100", 4) < width("h100", 4, piped=False)
+    assert width("h100", 4) < width("a100-80gb", 4, precision="fp16")
+    assert width("h100", 4) < width("h100", 4, runtime=NANOTRON)
 
 
 def test_efficiencies_say_where_they_are_from() -> None:

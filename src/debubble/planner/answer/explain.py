@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from debubble.analysis.layout import definitions, table, wrap
 from debubble.core.units import rough_percent
-from debubble.planner.answer.report import framework_title
+from debubble.planner.answer.report import comparable_steps, framework_title
 from debubble.planner.answer.searches import Answer
 from debubble.planner.answer.words import cause_name, gigabytes, seconds
 from debubble.planner.search.evaluate import CAUSES, Evaluated
@@ -88,8 +88,8 @@ def _efficiency(plan: Evaluated, width: int) -> list[str]:
     return wrap(
         f"Kernels take {1 / plan.efficiency:.3g} times as long as data sheets and shapes say: "
         f"efficiency {plan.efficiency:.3g}, {plan.efficiency_origin}. Transfers follow from links "
-        "and group sizes, the step from simulating the schedule. 9 of 10 comparable steps are "
-        f"within ± {rough_percent(plan.step_error)}.",
+        "and group sizes, the step from simulating the schedule. "
+        f"{comparable_steps(plan)}.",
         width,
     )
 

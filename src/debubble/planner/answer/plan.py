@@ -112,8 +112,13 @@ class Plan:
 
     @property
     def step_error(self) -> float:
-        """Seconds within which 9 of 10 such steps stay."""
-        return self.best.step_error * self.best.step_time
+        """Seconds by which 9 of 10 such steps are off at most."""
+        return self.best.step_error
+
+    @property
+    def step_range(self) -> tuple[float, float]:
+        """Seconds between which 9 of 10 such steps are."""
+        return self.best.step_range
 
     @property
     def memory(self) -> tuple[RankMemory, ...]:

@@ -22,8 +22,8 @@ from debubble.planner.answer.words import (
     degrees_text,
     gigabytes,
     seconds,
+    seconds_range,
     three_digits,
-    with_error,
 )
 from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.frameworks.table import find_framework
@@ -99,7 +99,7 @@ def headline(found: Answer) -> list[str]:
     stopped = "best so far (search stopped): " if found.interrupted else ""
     peak = max(plan.peaks)
     return [
-        f"{stopped}{with_error(plan.step_time, plan.step_error * plan.step_time)} per step, "
+        f"{stopped}{seconds(plan.step_time)} per step ({seconds_range(plan.step_range)}), "
         f"{three_digits(plan.speed.tokens_per_second)} tokens/s, MFU "
         f"{rough_percent(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
         f"peak memory {gigabytes(peak)} of {room(plan.request)}: "
@@ -143,9 +143,14 @@ def confidence(plan: Evaluated) -> str:
     """Return the origin of a plan's numbers, and the share of steps within its error."""
     return (
         f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed, "
-        f"{plan.efficiency_origin}; 9 of 10 comparable steps are within ± "
-        f"{rough_percent(plan.step_error)}"
+        f"{plan.efficiency_origin}; {comparable_steps(plan)}"
     )
+
+
+def comparable_steps(plan: Evaluated) -> str:
+    """Return how far published steps were from predictions like that of a plan."""
+    low, high = plan.case.step_range
+    return f"9 of 10 comparable steps took {low:.2f} to {high:.2f} times as long as predicted"
 
 
 def warnings(plan: Evaluated) -> list[str]:

@@ -67,16 +67,16 @@ def seconds(value: float) -> str:
     return f"{three_digits(value / size)} {unit}"
 
 
-def with_error(value: float, error: float) -> str:
-    """Return a time with its error in the same unit.
+def seconds_range(ends: tuple[float, float]) -> str:
+    """Return the range between two times in the unit of the longer one.
 
     Examples
     --------
-    >>> with_error(4.354, 0.7833), with_error(0.7, 0.07)
-    ('4.35 ± 0.78 s', '700 ± 70 ms')
+    >>> seconds_range((3.57, 5.137)), seconds_range((0.063, 0.7))
+    ('3.57 to 5.14 s', '63.0 to 700 ms')
     """
-    size, unit = _unit(value)
-    return f"{three_digits(value / size)} ± {three_digits(error / size, 2)} {unit}"
+    size, unit = _unit(max(ends))
+    return f"{' to '.join(three_digits(end / size) for end in ends)} {unit}"
 
 
 def gigabytes(value: float) -> str:

@@ -11,7 +11,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from debubble.core.hashed_once import hashed_once
 from debubble.core.units import counted
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 
 DEFAULT = 0.86
 """Efficiency of a GPU without any measured step."""
+
+
+class StepRange(NamedTuple):
+    """Ratios to a predicted step time between which 9 of 10 unseen steps are."""
+
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Largest share of the predicted time by which a step in the range is off."""
+        return max(1 - self.low, self.high - 1)
+
+    @property
+    def width(self) -> float:
+        """Ratio of its ends."""
+        return self.high / self.low
 
 
 @dataclass(frozen=True)
@@ -87,13 +104,13 @@ class Factors:
             return "published"
         return "measured" if found.tp == tp else "measured, other degree"
 
-    def error(
+    def step_range(
         self, gpu: Gpu, tp: int, training: Training, *, experts: bool, piped: bool = True
-    ) -> float:
-        """Return the share of a step time within which 9 of 10 unseen steps stay."""
+    ) -> StepRange:
+        """Return the ratios to a step time between which 9 of 10 unseen steps are."""
         match = self.match(gpu, tp, training, experts=experts)
         shape = _shape(experts=experts, piped=piped)
-        return error_of(training.runtime.name, generation(gpu.name), match, shape)
+        return range_of(training.runtime.name, generation(gpu.name), match, shape)
 
     def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
         """Return the origin of an efficiency: a measured step, a published one, or neither."""
@@ -143,8 +160,8 @@ MATCHES = (
 """Levels of agreement between an efficiency and a plan, from most to least."""
 
 MEASURED = {"measured": 0.06, "measured, other degree": 0.1}
-"""Errors of steps that are predicted from a measured one of the same software and GPU: published
-steps from others of their source (``docs/planner-truth.md``)."""
+"""Shares of the predicted time by which steps are off that are predicted from a measured one of the
+same software and GPU: published steps from others of their source (``docs/planner-truth.md``)."""
 
 
 def _shape(*, experts: bool, piped: bool) -> str:
@@ -163,37 +180,43 @@ def match_of(case: HasShape) -> str:
 
 
 WIDER = 1.1
-"""Least ratio of the errors of two matches that follow each other."""
+"""Least ratio of the shares by which steps of two matches that follow each other are off."""
 
 
 @cache
-def error_of(runtime: str, chip: str, match: str, shape: str) -> float:
-    """Return the error of a runtime's plans of a shape, by the match of their efficiency.
+def range_of(runtime: str, chip: str, match: str, shape: str) -> StepRange:
+    """Return the range of a runtime's plans of a shape, by the match of their efficiency.
 
     That of the runtime on a generation of chips where enough of its steps are published, else of
-    the runtime, else of all. A match that has less in common has a larger error.
+    the runtime, else of all. A match that has less in common has a wider range.
     """
     table = _errors()
 
-    def known(match: str) -> float:
+    def known(match: str, other: StepRange) -> StepRange:
         keys = ((runtime, chip), (runtime, ""), ("", ""))
         found = (table.get((*key, match, shape)) for key in keys)
-        return next((error for error in found if error is not None), 0.0)
+        return next((own for own in found if own is not None), other)
 
+    found = known("published", StepRange(1.0, 1.0))
     if match in MEASURED:
-        return min(MEASURED[match], known("published"))
-    error = known("published")
+        error = MEASURED[match]
+        return min(StepRange(1 - error, 1 + error), found, key=lambda own: own.width)
     for further in MATCHES[3 : MATCHES.index(match) + 1]:
-        error = max(known(further), WIDER * error)
-    return error
+        wider = StepRange(found.low**WIDER, found.high**WIDER)
+        own = known(further, wider)
+        found = StepRange(min(own.low, wider.low), max(own.high, wider.high))
+    return found
 
 
 @cache
-def _errors() -> dict[tuple[str, str, str, str], float]:
+def _errors() -> dict[tuple[str, str, str, str], StepRange]:
     file = resources.files(__package__) / "published_errors.csv"
     rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
     keys = ("runtime", "generation", "match", "shape")
-    return {tuple(row[key] for key in keys): float(row["error"]) for row in rows}  # type: ignore[misc]
+    return {
+        tuple(row[key] for key in keys): StepRange(float(row["low"]), float(row["high"]))  # type: ignore[misc]
+        for row in rows
+    }
 
 
 @cache

@@ -128,9 +128,15 @@ class Evaluated:
         return self.request.case(self.candidate)
 
     @property
+    def step_range(self) -> tuple[float, float]:
+        """Seconds between which 9 of 10 such steps are."""
+        low, high = self.case.step_range
+        return low * self.step_time, high * self.step_time
+
+    @property
     def step_error(self) -> float:
-        """Share of the step time by which that may be off."""
-        return self.case.step_error
+        """Seconds by which 9 of 10 such steps are off at most."""
+        return self.case.step_range.error * self.step_time
 
     @property
     def efficiency(self) -> float:
@@ -329,5 +335,5 @@ def tied(one: Evaluated, other: Evaluated) -> bool:
     may be off by the error of the model, at most by :data:`APART`.
     """
     apart = sum(abs(one.causes[name] - other.causes[name]) for name in CAUSES)
-    error = min(max(one.step_error, other.step_error), APART)
+    error = min(max(plan.case.step_range.error for plan in (one, other)), APART)
     return abs(one.step_time - other.step_time) <= error * apart

@@ -1,7 +1,7 @@
 // Step time against memory: every plan a dot, with the frontier, the capacity, and what is too much.
 
 import { make, number, svg, tickSpacing } from "./shared.js";
-import { degreesText, digits, errorOf, gigabytes, peakOf, seconds, unitOf } from "./plan_words.js";
+import { degreesText, digits, gigabytes, peakOf, seconds, secondsRange, unitOf } from "./plan_words.js";
 
 const GB = 1e9, NEAR = 26; // pixels within which a dot is pointed at
 const MARGIN = { left: 60, right: 14, top: 26, bottom: 40 };
@@ -107,7 +107,7 @@ export function planChart(first, pick = null) {
     const { plan } = dot;
     if (plan) picture.querySelector(`[data-plan="${dot.index}"]`)?.classList.add("pointed");
     tip.replaceChildren(...(plan
-      ? [make("b", {}, plan.schedule), make("span", {}, plan.framework_title), make("span", {}, degreesText(plan)), make("span", {}, `${seconds(dot.time)} ${errorOf(plan.step_time, plan.step_time_error)} · ${plan.compared}`), make("span", {}, `${gigabytes(1e9 * dot.peak)}: ${answer.verdicts[plan.verdict]}`)]
+      ? [make("b", {}, plan.schedule), make("span", {}, plan.framework_title), make("span", {}, degreesText(plan)), make("span", {}, `${seconds(dot.time)} (9 of 10: ${secondsRange(plan.step_time_range)}) · ${plan.compared}`), make("span", {}, `${gigabytes(1e9 * dot.peak)}: ${answer.verdicts[plan.verdict]}`)]
       : [make("b", {}, dot.text), make("span", {}, `${seconds(dot.time)} · ${digits(dot.peak)} GB`), make("span", { class: "faint" }, "simulated on the way, not among the best")]));
     const wide = frame.clientWidth, at = scale.x(dot.peak);
     tip.style.top = `${Math.max(0, scale.y(dot.time) - 14)}px`;

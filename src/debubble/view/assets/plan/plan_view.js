@@ -4,7 +4,7 @@ import { download, make } from "./shared.js";
 import { differenceBars, memoryBars, timeBars } from "./plan_bars.js";
 import { planChart } from "./plan_chart.js";
 import { tile } from "./plan_tiles.js";
-import { degreesText, digits, errorOf, gigabytes, peakOf, seconds, roughPercent, timeParts } from "./plan_words.js";
+import { degreesText, digits, gigabytes, peakOf, seconds, secondsRange, roughPercent, timeParts } from "./plan_words.js";
 
 const section = (title, ...parts) => make("section", {}, make("h2", {}, title), ...parts);
 
@@ -27,7 +27,7 @@ function tilesOf(plan, { capacity, verdicts, gpus }) {
   const memory = tile("Peak memory", gigabytes(peak).replace(" GB", ""), ` of ${gigabytes(capacity)}`, `9 of 10 runs below ${gigabytes(peak + plan.memory_error)}`, make("span", { class: `chip ${plan.verdict}` }, verdicts[plan.verdict]));
   memory.append(gauge(peak, plan.memory_error, capacity));
   return [
-    tile("Step time", step, ` ${unit}`, `${errorOf(plan.step_time, plan.step_time_error)} for 9 of 10 steps`),
+    tile("Step time", step, ` ${unit}`, `9 of 10 steps take ${secondsRange(plan.step_time_range)}`),
     tile("Tokens per second", digits(plan.tokens_per_second), "", `${digits(plan.tokens_per_second / gpus)} per GPU`),
     tile("MFU", roughPercent(plan.mfu.causal).replace(" %", ""), " %", `${digits(plan.tflops_per_gpu)} TFLOP/s per GPU`), memory,
   ];

@@ -22,10 +22,10 @@ export function timeParts(value) {
 
 export const seconds = (value) => timeParts(value).join(" ");
 
-/** An error in the unit of the time that it belongs to. */
-export function errorOf(value, error) {
-  const [size, unit] = unitOf(value);
-  return `± ${digits(error / size, 2)} ${unit}`;
+/** The range between two times in the unit of the longer one. */
+export function secondsRange([low, high]) {
+  const [size, unit] = unitOf(high);
+  return `${digits(low / size)} to ${digits(high / size)} ${unit}`;
 }
 
 export const gigabytes = (value) => `${(value / 1e9).toFixed(1)} GB`;
