@@ -67,7 +67,8 @@ def test_what_can_be_met_is_taken() -> None:
         (dense(), 64, 128, {"schedules": ("zb-v",), "framework": "megatron"}, "no plan has a batch "
          "of 128 on 64 GPUs with schedule zb-v, framework megatron (megatron does not run "
          "this: no schedule 'zb-v' and no placement 'V'; it has 1f1b, interleaved-1f1b, "
-         "interleaved-overlap); the nearest that work are schedule 1f1b, or any framework"),
+         "interleaved-overlap); the nearest that work are schedule 1f1b, or framework "
+         "torchtitan"),
         (dense(), 64, 128, {"schedules": ("1f1b",), "chunks": 2}, "no plan has a batch of 128 on "
          "64 GPUs with chunks 2, schedule 1f1b; the nearest that work are chunks 1, or schedule "
          "interleaved-1f1b"),
@@ -96,6 +97,8 @@ def test_what_can_be_met_is_taken() -> None:
         (latent(), 2048, 4096, {"pp": 16, "framework": "torchtitan"}, "torchtitan does not run "
          "this: 1 layer of multi-token prediction with pp 16 and cp 1; the nearest that works is "
          "MTP layers 0"),
+        (latent(), 2048, 4096, {"framework": "deepspeed"}, "deepspeed does not run this: 1 layer "
+         "of multi-token prediction; the nearest that works is framework megatron"),
         (dense(), 64, 16, {"pp": 8, "dp": 8, "schedules": ("dualpipe-v",)}, "no plan has a batch "
          "of 16 on 64 GPUs with dp 8, pp 8, schedule dualpipe-v; the nearest that work are dp 1"),
         (dense(), 1000, 1024, {}, "no plan has a batch of 1024 on 1000 GPUs; the nearest that work "

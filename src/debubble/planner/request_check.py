@@ -18,7 +18,13 @@ from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
-from debubble.planner.request import SIZES, Fixed, PlanRequest, check_precision
+from debubble.planner.request import (
+    SIZES,
+    Fixed,
+    PlanRequest,
+    check_precision,
+    for_framework,
+)
 from debubble.planner.search.groups import ZEROS, candidates, groups
 from debubble.schedules import registry
 
@@ -215,19 +221,27 @@ def _reasons(request: PlanRequest) -> list[str]:
 
 
 def _refuse(request: PlanRequest, text: str, names: Iterable[str]) -> None:
-    """Raise an error with the nearest value of each of these options that works."""
-    found = []
-    for name in names:
-        for value in _values(request, name):
-            if _works(_changed(request, name, value)):
-                found.append(_offer(request, name, value))
-                break
+    """Raise an error with the nearest value of each of these options that works.
+
+    Where none does, another framework is offered, if one was asked for.
+    """
+    found = [offer for name in names if (offer := _nearest(request, name))]
+    if not found and request.fixed.framework is not None:
+        found = list(filter(None, [_nearest(request, "framework")]))
     if found:
         verb = "works is" if len(found) == 1 else "work are"
         text += f"; the nearest that {verb} {', or '.join(found)}"
     else:
         text += "; leave out more of what is given"
     raise ParameterError(text)
+
+
+def _nearest(request: PlanRequest, name: str) -> str | None:
+    """Return an option with the nearest value that works, in words; None where none does."""
+    for value in _values(request, name):
+        if _works(_changed(request, name, value)):
+            return _offer(request, name, value)
+    return None
 
 
 def _works(request: PlanRequest) -> bool:
@@ -237,6 +251,8 @@ def _works(request: PlanRequest) -> bool:
 
 def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
     """Return the request with another value."""
+    if name == "framework":
+        return for_framework(request, value)
     owner = "fixed"
     if name == "gpus":
         owner = "cluster"
@@ -253,7 +269,9 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
     """Return the values to try for an option, the nearest first."""
     if name == "layers":
         return [*_near_cuts(request), None]
-    if name in ("framework", "zero"):
+    if name == "framework":
+        return [*(one for one in FRAMEWORKS if one != request.fixed.framework), None]
+    if name == "zero":
         return [None]
     if name == "recompute":
         return [one for one in reversed(RECOMPUTES) if one != request.fixed.recompute]

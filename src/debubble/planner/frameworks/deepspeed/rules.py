@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from debubble.core.units import counted
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.rules import split_sequence
 from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule, divisors
@@ -52,7 +53,7 @@ def model_parts(case: Case) -> Refusal | None:
     """Check that layers are attention and a dense part, which all have."""
     model = case.model
     if model.mtp:
-        return Refusal(f"{model.mtp} layers of multi-token prediction", {"mtp": 0})
+        return Refusal(f"{counted(model.mtp, 'layer')} of multi-token prediction", {"mtp": 0})
     plain = all(isinstance(one, Attention) and not one.window for one in model.attentions)
     if plain and not model.experts:
         return None
