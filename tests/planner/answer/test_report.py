@@ -56,6 +56,13 @@ def test_the_recommended_plan_comes_first_in_the_table(plan: Plan) -> None:
     assert seconds(plan.step_seconds) in rows[0]
 
 
+@pytest.mark.parametrize("width", [WIDTH, 80, 70, 60, 50])
+def test_a_narrow_table_leaves_out_reasons_first_then_replicas(plan: Plan, width: int) -> None:
+    (head,) = {line for line in text(plan.found, width).splitlines() if "  step  " in line}
+    left = [name for name in ("compared", "dp", "because") if name in head.split()]
+    assert left == ["compared", "dp", "because"][: len(left)]
+
+
 def test_plans_that_need_more_memory_stand_apart(plan: Plan) -> None:
     larger = faster(plan.found)
     assert larger

@@ -254,7 +254,10 @@ SHOWN = ("tp", "cp", "ep", "dp", "pp")
 
 
 def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
-    """Return plans as a table; what is the same for all of the answer's plans has no column."""
+    """Return plans as a table; what is the same for all of the answer's plans has no column.
+
+    Where it is too wide, reasons go first, then replicas, which follow from the other degrees.
+    """
     every = [*found.plans, *faster(found)]
     sizes = {name: [getattr(p.candidate.degrees, name) for p in every] for name in SHOWN}
 
@@ -267,7 +270,11 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
         return Column(head, tuple(str(value(plan)) for plan in plans), rank, left)
 
     candidate = {
-        name: column(name, value=lambda p, name=name: getattr(p.candidate.degrees, name))  # type: ignore[misc]
+        name: column(
+            name,
+            value=lambda p, name=name: getattr(p.candidate.degrees, name),  # type: ignore[misc]
+            rank=2 * (name == "dp"),
+        )  # fmt: skip
         for name, of in sizes.items()
         if max(of) > 1
     }
@@ -289,7 +296,7 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
     ]
     cells.append(column("compared", value=lambda p: _judged(found, p), rank=1, left=True))
     if len(every) > 1:
-        cells.append(column("because", value=lambda p: reason(found, p), rank=2, left=True))
+        cells.append(column("because", value=lambda p: reason(found, p), rank=3, left=True))
     return cells
 
 
