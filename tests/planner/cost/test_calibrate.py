@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -13,10 +13,12 @@ from debubble.planner.cost.published_efficiencies import (
     MEASURED,
     Factor,
     Factors,
+    generation,
     range_of,
     shipped_factors,
 )
 from debubble.planner.frameworks.published_runtimes import AA_SCALING, NANOTRON
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.gpus import GPUS
 from tests.planner.published import korthikanti, llama_70b
@@ -88,6 +90,15 @@ def test_errors_widen_with_what_differs(runtime: str, shape: str) -> None:
     assert widths == sorted(widths)
     for (low, high), further in pairwise(ranges[2:]):
         assert further.low < low < high < further.high
+
+
+@pytest.mark.parametrize("shape", ["pipelined", "one stage", "experts"])
+def test_every_range_has_the_prediction_within_it(shape: str) -> None:
+    runtimes = {row.runtime.name for row in FRAMEWORKS.values()}
+    chips = {generation(name) for name in GPUS}
+    for runtime, chip, match in product(runtimes, chips, MATCHES):
+        low, high = range_of(runtime, chip, match, shape)
+        assert 0 < low < 1 < high
 
 
 def test_errors_are_of_the_framework_and_the_shape() -> None:

@@ -74,7 +74,7 @@ def _memory_notes(plan: Evaluated, width: int) -> list[str]:
     """Return the capacity, the limit of the search, and the error of predicted peaks."""
     request = plan.request
     return wrap(
-        f"A process gets {gigabytes(request.capacity)} of a {request.cluster.gpu.name}. Measured "
+        f"A process gets {gigabytes(request.capacity)} of one {request.cluster.gpu.name}. Measured "
         f"peaks of {framework_title(plan)} exceed predicted ones by up to "
         f"{rough_percent(request.training.runtime.memory_error)} in 9 of 10 runs, so plans are "
         f"predicted to need at most {gigabytes(request.limit)}. margin: context, communication "

@@ -274,7 +274,7 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
             name,
             value=lambda p, name=name: getattr(p.candidate.degrees, name),  # type: ignore[misc]
             rank=2 * (name == "dp"),
-        )  # fmt: skip
+        )
         for name, of in sizes.items()
         if max(of) > 1
     }
