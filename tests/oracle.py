@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -43,7 +44,10 @@ class OwnCosts:
         if any(length != 1 for length in lengths):
             self.costs = [longer(schedule, self.average, length) for length in lengths]
         self.table = self.average.table(schedule)
-        made = {id(each): each.table(schedule) for each in self.costs}
+        made = {id(self.average): self.table}
+        for each in self.costs:
+            if id(each) not in made:
+                made[id(each)] = each.table(schedule)
         self.tables = [made[id(each)] for each in self.costs]
 
     def of(self, unit: int) -> Costs:
@@ -177,15 +181,25 @@ def link_time(
     if sender == receiver:
         return 0.0
     latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[sender][receiver]
-    size = np.max(costs.message) if boundary is None else message_size(schedule, costs, boundary)
+    size: float | None = (
+        max(one_each(costs.message, schedule.stages - 1), default=0.0)
+        if boundary is None
+        else message_size(schedule, costs, boundary)
+    )
     if size is None:
         return 0.0
-    return latency + float(size) * schedule.slicing.shares[part] / costs.bandwidth
+    return latency + size * schedule.slicing.shares[part] / costs.bandwidth
+
+
+@lru_cache(maxsize=256)
+def one_each(value: float | tuple[float, ...], count: int) -> tuple[float, ...]:
+    """A cost that is one number for all, or one each, as one each."""
+    return tuple(np.broadcast_to(value, count).tolist())
 
 
 def backward_needed(schedule: Schedule, costs: Costs, stage: int) -> bool:
     """Whether weights up to a stage are trained."""
-    return bool((np.broadcast_to(costs.frozen, schedule.stages)[: stage + 1] < 1).any())
+    return any(frozen < 1 for frozen in one_each(costs.frozen, schedule.stages)[: stage + 1])
 
 
 def message_size(schedule: Schedule, costs: Costs, boundary: tuple[int, int]) -> float | None:
@@ -193,7 +207,7 @@ def message_size(schedule: Schedule, costs: Costs, boundary: tuple[int, int]) ->
     sender, receiver = boundary
     if sender > receiver and not backward_needed(schedule, costs, receiver):
         return None
-    return float(np.broadcast_to(costs.message, schedule.stages - 1)[min(boundary)])
+    return one_each(costs.message, schedule.stages - 1)[min(boundary)]
 
 
 def copy_time(own: OwnCosts, action: Action, rank: int) -> float:
@@ -275,6 +289,8 @@ def sources_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
 
 def carried_sources_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
     """What an action needs that stages carry to others, each as alternatives."""
+    if not schedule.carries:
+        return []
     stage, kind, microbatch = action
     late = kind == Kind.R and schedule.recompute_after == "gradient"
     if kind == Kind.F:

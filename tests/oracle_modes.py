@@ -6,10 +6,12 @@ Ranks do what they can, transfers happen when their mode lets them, until nothin
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import NamedTuple
 
 from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, unpack
+from debubble.core.carries import Carries
 from tests.oracle import (
     OwnCosts,
     carried_sources_of,
@@ -46,15 +48,26 @@ def end_at(schedule: Schedule, action: Action) -> End:
     if kind in SENDS:
         source, target = stage, target_of(schedule, word, stage)
     else:
-        target = stage
-        source = next(s for s in range(schedule.stages) if target_of(schedule, word, s) == stage)
+        source, target = source_of(schedule.carries, schedule.stages, word, stage), stage
     row = schedule.placement.table[copy_of(schedule, unit)]
     return End((word, unit, source), row[source], row[target])
 
 
 def target_of(schedule: Schedule, word: str, source: int) -> int | None:
     """The stage that gets what another sends."""
-    to = dict(schedule.carries)
+    return target_among(schedule.carries, word, source)
+
+
+@lru_cache(maxsize=1024)
+def source_of(carries: Carries, stages: int, word: str, target: int) -> int:
+    """The stage that sends what another gets."""
+    return next(s for s in range(stages) if target_among(carries, word, s) == target)
+
+
+@lru_cache(maxsize=1024)
+def target_among(carries: Carries, word: str, source: int) -> int | None:
+    """The stage that gets what another sends, of these carries."""
+    to = dict(carries)
     back = {target: source for source, target in to.items()}
     near = {"F": source + 1, "B": source - 1}
     return near[word] if word in near else (to if word == "C" else back).get(source)

@@ -52,11 +52,18 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 Rule = Callable[[Any, db.Result, Counter[tuple[str, int, int]]], bool]
 
 
+ANSWERS: dict[str, db.Result] = {}
+"""By question in full: many tests ask the same, and by effort the answer is the same."""
+
+
 def ask(asked: Mapping[str, Any], **budget: Any) -> db.Result:
     """The answer to a question: changes of the base."""
-    whole = BASE | dict(asked)
-    costs = db.Costs(**(BASE["costs"] | dict(asked.get("costs", {}))))
-    return db.optimize(**(whole | {"costs": costs}), **(BUDGET | budget))
+    times = BASE["costs"] | dict(asked.get("costs", {}))
+    whole = BASE | dict(asked) | BUDGET | budget
+    question = repr(sorted((whole | {"costs": sorted(times.items())}).items()))
+    if question not in ANSWERS:
+        ANSWERS[question] = db.optimize(**(whole | {"costs": db.Costs(**times)}))
+    return ANSWERS[question]
 
 
 def costs_of(asked: Mapping[str, Any], result: db.Result) -> db.Costs:

@@ -142,11 +142,15 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     if key not in known:
         made = list(takewhile(lambda _: not stop.asked, published_orders(problem)))
         orders = made if stop.asked else known.setdefault(key, made)
+    offered: set[tuple[bytes, ...]] = set()
     for name, programs in orders:
         for own in own_orders(problem, programs):
             if incumbent.problem.offload and incumbent.programs and stop():
                 return
-            incumbent.offer(own, name)
+            order = tuple(program.tobytes() for program in own)
+            if order not in offered:  # several schedules are one order of few microbatches
+                offered.add(order)
+                incumbent.offer(own, name)
 
 
 def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -297,6 +298,7 @@ class _Kept(OrderedDict[tuple[object, ...], Schedule]):
 
 
 _KEPT = _Kept()
+_LOCK = Lock()
 
 
 def made_once(name: str, **parameters: Any) -> Schedule:
@@ -306,11 +308,15 @@ def made_once(name: str, **parameters: Any) -> Schedule:
     with other costs takes a fraction of the time. The schedules asked for last are kept.
     """
     key = (name, *sorted(parameters.items()))
-    if key in _KEPT:
-        _KEPT.move_to_end(key)
-    else:
-        _KEPT.add(key, make(name, **parameters))
-    return _KEPT[key]
+    with _LOCK:
+        if key in _KEPT:
+            _KEPT.move_to_end(key)
+            return _KEPT[key]
+    made = make(name, **parameters)
+    with _LOCK:
+        if key not in _KEPT:
+            _KEPT.add(key, made)
+        return _KEPT[key]
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:

@@ -128,10 +128,10 @@ def test_a_grid_only_lowers_what_is_proven(grid: int) -> None:
 
 @pytest.mark.slow
 def test_the_first_rank_of_a_loop_needs_few_states_on_a_grid() -> None:
-    asked = problem(16, 32, 9, F=5, I=6, W=4, placement=db.Placement.loop(16, 2))
+    asked = problem(12, 24, 7, F=5, I=6, W=4, placement=db.Placement.loop(12, 2))
     kept = relax_others(asked, [0])
-    assert ends_before(kept, 1123, StateBudget(2e5), Stop()) is None
-    assert ends_before(kept, 1123, StateBudget(2e5), Stop(), 60) is False
+    assert ends_before(kept, 899, StateBudget(3e4), Stop()) is None
+    assert ends_before(kept, 899, StateBudget(3e4), Stop(), 60) is False
 
 
 def test_delays_are_rounded_down_as_sums() -> None:

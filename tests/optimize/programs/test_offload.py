@@ -26,7 +26,7 @@ from debubble.optimize.stage_choices.choices import choice_in, with_choice
 from tests.conftest import EXPLORES
 from tests.optimize.problems import kinds, problem
 
-FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
+FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.005, "workers": 1}
 """Little work, and by one worker: two workers may find something else every time."""
 COSTS = db.Costs(F=5, I=6, W=4, host_bandwidth=0.1)
 
@@ -119,7 +119,7 @@ def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.Mon
         "microbatches": 4,
         "memory": 1.25,
         "published": False,
-        "effort": 0.02,
+        "effort": 0.005,
         "costs": COSTS,
     }
     # Stages that choose take as long as all else here: with one chunk they have little to choose.

@@ -21,7 +21,7 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import fusable, separate
 from debubble.optimize.stage_choices.choices import Recompute, same_for_all, ways_of
 from debubble.optimize.stop import Stop
-from debubble.schedules.registry import Entry, entries, make
+from debubble.schedules.registry import Entry, entries, made_once, make
 
 if TYPE_CHECKING:
     from debubble.analysis.comparison import Comparison
@@ -122,7 +122,8 @@ def compare_with_published(
         known = _made(entry, ranks, microbatches, chunks, its, limit)
         if known is None or (carries and known.stages != schedule.stages):
             continue
-        known = replace(known, carries=carries)
+        if known.carries != carries:
+            known = replace(known, carries=carries)
         more = _more_kinds(known)
         if copies and more == set(COPY_KINDS) and not known.offload_to:
             items.append(simulate(known, its, mode))
@@ -143,14 +144,20 @@ def compare_with_published(
 def _made(
     entry: Entry, ranks: int, microbatches: int, chunks: int, costs: Costs, memory: Any
 ) -> Schedule | None:
-    """Return a published schedule for these costs; None where none trains by the same rule."""
-    if entry.weight_versions != 1:
+    """Return a published schedule for these costs; None where none trains by the same rule.
+
+    Those with shards of the output layer have actions that no order here has.
+    """
+    if entry.weight_versions != 1 or entry.fields.get("vocabulary"):
         return None
+    chosen = None if entry.chunks else chunks
     try:
-        return make(
-            entry.name, ranks=ranks, microbatches=microbatches,
-            chunks=None if entry.chunks else chunks, costs=costs, memory=memory,
-        )  # fmt: skip
+        if entry.uses_costs or "memory" in entry.parameters:
+            return make(
+                entry.name, ranks=ranks, microbatches=microbatches, chunks=chosen, costs=costs,
+                memory=memory,
+            )  # fmt: skip
+        return made_once(entry.name, ranks=ranks, microbatches=microbatches, chunks=chosen)
     except DebubbleError:
         return None
 
