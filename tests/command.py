@@ -9,6 +9,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from debubble.cli.app import app
+from tests.forkserver import serve
 
 LESS = {
     "optimize": ["--effort", "0.01", "--time-limit", "0.3"],
@@ -33,6 +34,8 @@ class Result:
 def call(*words: object) -> Result:
     """Run a command in this process; unexpected errors go through to the test."""
     arguments = [str(word) for word in words]
+    if arguments[:1] == ["run"]:
+        serve()  # its ranks have the server that those of other tests in this process have
     env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
     result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -120,36 +120,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     quick = config.stash.setdefault(QUICK, {})
     workers = config.pluginmanager.hasplugin("xdist")
+    of_files: dict[Path, tuple[bool, bool, bool]] = {}
+    short = []
     for item in items:
-        for mark, fixtures in MARKS.items():
-            if fixtures.intersection(getattr(item, "fixturenames", ())):
+        if item.path not in of_files:
+            module = getattr(item, "module", None)
+            of_files[item.path] = (
+                LAWS in item.path.parents, hasattr(module, "in_ranks"), hasattr(module, "forked"),
+            )  # fmt: skip
+        law, in_ranks, forked = of_files[item.path]
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for mark, some in MARKS.items():
+            if not fixtures.isdisjoint(some):
                 item.add_marker(mark)
                 if workers:
                     item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-        if LAWS in item.path.parents:
+        if law:
             item.add_marker("law")
-        if hasattr(getattr(item, "module", None), "in_ranks"):
+        if in_ranks:
             item.add_marker("processes")
-        if hasattr(getattr(item, "module", None), "forked") and workers:
+        if forked and workers:
             item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
-    short = [item for item in items if not is_left_out(item)]
-    quick.update(dict.fromkeys((item.path for item in items), False))
+        if LEFT_OUT.isdisjoint(marks_of(item)):
+            short.append(item)
+    quick.update(dict.fromkeys(of_files, False))
     quick.update(dict.fromkeys((item.path for item in short), True))
     if PROFILE == "quick":
         keep_some(config, items, short, CASES_FEWER, CASES_LEAST)
     elif os.environ.get("SOME_CASES"):
-        laws = [item for item in items if item.get_closest_marker("law")]
+        laws = [item for item in items if of_files[item.path][0]]
         keep_some(config, items, laws, LAW_CASES_FEWER, LAW_CASES_LEAST)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
 
 
-def is_left_out(item: pytest.Item) -> bool:
-    """Return whether ``make quick`` leaves a test out: a law, slow, with a browser or processes."""
-    return not LEFT_OUT.isdisjoint(mark.name for mark in item.iter_markers())
+def marks_of(item: pytest.Item) -> set[str]:
+    """Return the names of all markers of a test."""
+    return {mark.name for mark in item.iter_markers()}
 
 
 def keep_some(
@@ -190,7 +200,7 @@ def batch(items: list[pytest.Item]) -> None:
     """Put short tests of a file that may run anywhere into groups."""
     counts: dict[Path, int] = {}
     for item in items:
-        if not any(item.get_closest_marker(mark) for mark in ("xdist_group", "slow", *MARKS)):
+        if marks_of(item).isdisjoint(("xdist_group", "slow", *MARKS)):
             count = counts[item.path] = counts.get(item.path, -1) + 1
             group = f"{item.nodeid.partition('::')[0]}, {count // BATCH}"
             item.add_marker(pytest.mark.xdist_group(group))
@@ -204,7 +214,10 @@ def interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = {path for path, some in files.items() if any(map(waits, some))}
+    waiting = {
+        path for path, some in files.items()
+        if not all(marks_of(item).isdisjoint(MARKS) for item in some)
+    }  # fmt: skip
     totals = {True: 0, False: 0}
     places = {}
     for path, some in files.items():
@@ -216,11 +229,6 @@ def interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
         return early * places[path] / totals[path in waiting]
 
     return [item for path in sorted(files, key=share) for item in files[path]]
-
-
-def waits(item: pytest.Item) -> bool:
-    """Whether a test waits for other processes."""
-    return any(item.get_closest_marker(mark) for mark in MARKS)
 
 
 def scale_cases(item: pytest.Item) -> None:

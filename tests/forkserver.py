@@ -1,13 +1,14 @@
 """Processes for tests: copies of a clean one that has loaded PyTorch are there at once.
 
 A fork of pytest's own process would copy the locks of its threads. Python has one such server in a
-process, which is started with the first of its processes.
+process, which is started with the first of its processes, whoever begins that one.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import pkgutil
+from functools import cache
 from typing import Any
 
 import debubble.schedules as families
@@ -24,6 +25,7 @@ LOADED = [
 forked.set_forkserver_preload(LOADED)
 
 
+@cache
 def serve(*more: str) -> None:
     """Have the server load everything, which takes seconds and is no part of what a fork takes.
 

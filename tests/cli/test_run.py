@@ -28,11 +28,12 @@ from tests.patience import patience
 
 pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
 
+pytestmark = pytest.mark.processes  # the command begins with the process that ranks are copies of
+
 Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.processes
 def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.json.gz"
     result = run(
@@ -64,7 +65,6 @@ def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
     assert all(event["dur"] >= 10_000 for event in slices)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", ["zb-h1", "dualpipe", "vocab-2"])
 def test_measured_costs_are_what_other_commands_take(run: Run, tmp_path: Path, name: str) -> None:
     path = tmp_path / "costs.yaml"
@@ -80,7 +80,6 @@ def test_measured_costs_are_what_other_commands_take(run: Run, tmp_path: Path, n
     assert simulated.data["makespan"] > 0
 
 
-@pytest.mark.processes
 def test_a_model_of_the_user(run: Run) -> None:
     model = f"{ROOT / 'examples' / 'model.py'}:build"
     result = run("run", "dualpipe", "-p", 2, "-m", 4, "--model", model, "--steps", 0)
@@ -90,7 +89,6 @@ def test_a_model_of_the_user(run: Run) -> None:
     assert "predicted" not in result.out
 
 
-@pytest.mark.processes
 def test_wrong_gradients_are_found(run: Run, tmp_path: Path) -> None:
     """A stage that computes something else in another process."""
     path = tmp_path / "model.py"
@@ -219,7 +217,6 @@ def _command(folder: Path, streams: list[Path], words: list[str], env: dict[str,
     sys.exit(main())
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(
     how: signal.Signals, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -281,7 +278,6 @@ def joined(
     return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
 
 
-@pytest.mark.processes
 def test_a_world_of_torchrun(tmp_path: Path) -> None:
     words = ("dualpipe", "-p", 2, "-m", 4, "--steps", 2)
     first, second = joined(tmp_path, *words, profiled=True)
@@ -295,7 +291,6 @@ def test_a_world_of_torchrun(tmp_path: Path) -> None:
     assert second[:2] == (0, "")
 
 
-@pytest.mark.processes
 def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import os, torch\n"
@@ -316,7 +311,6 @@ def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
     assert "rank 1 failed: ValueError: no (model.py, line 5); it was at action 1: 1F0" in errors
 
 
-@pytest.mark.processes
 def test_ctrl_c_in_a_world_of_torchrun(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import os, signal, torch\n"

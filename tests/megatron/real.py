@@ -34,6 +34,8 @@ def stand_in_for_gpu() -> None:
     """What Megatron asks of CUDA and Triton and a CPU has not."""
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    # Megatron wraps functions for a GPU when it is imported, for which all of Inductor is loaded.
+    torch.compile = lambda function: function  # type: ignore[assignment]
     name = "megatron.core.transformer.moe.ops.paged_stash"
     stash: Any = types.ModuleType(name)
     stash.GLOBAL_BLOCK_SIZE = 1

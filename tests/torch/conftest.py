@@ -9,6 +9,14 @@ import pytest
 
 pytest.importorskip("torch", reason="runs pipelines on PyTorch; install torch")
 
+from tests.forkserver import serve
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let ranks be copies of a process with all that they need, even if a run begins the first."""
+    if item.get_closest_marker("processes"):
+        serve()
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:

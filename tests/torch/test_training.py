@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,23 +24,31 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-WANTED: dict[Any, Any] = {}
-"""What loops without a pipeline give; many schedules have the same."""
+class Wanted:
+    """What loops without a pipeline give: computed once, and not in every rank."""
+
+    def __init__(self, schedules: Iterable[db.Schedule]) -> None:
+        self._found: dict[Any, Any] = {}
+        for schedule in schedules:
+            key = self._key(schedule)  # many schedules have the same
+            if key not in self._found:
+                found = train(gpt(schedule.stages), schedule, text, cross_entropy, STEPS)
+                self._found[key] = found
+
+    @staticmethod
+    def _key(schedule: db.Schedule) -> tuple[int, ...]:
+        older = [schedule.stored_versions[rank] for rank in schedule.placement.table[0]]
+        return (schedule.stages, schedule.microbatches, *older)
+
+    def of(self, schedule: db.Schedule) -> Any:
+        """What every step gives."""
+        return self._found[self._key(schedule)]
 
 
-def wanted_of(schedule: db.Schedule) -> Any:
-    older = [schedule.stored_versions[rank] for rank in schedule.placement.table[0]]
-    key = (schedule.stages, schedule.microbatches, *older)
-    if key not in WANTED:
-        WANTED[key] = train(gpt(schedule.stages), schedule, text, cross_entropy, STEPS)
-    return WANTED[key]
-
-
-def trained(schedule: db.Schedule, steps: int = STEPS, **options: Any) -> list[str]:
+def trained(schedule: db.Schedule, wanted: Any, steps: int = STEPS) -> list[str]:
     """What differs on this rank from a loop without a pipeline."""
-    wanted = wanted_of(schedule)
     model = gpt(schedule.stages)
-    pipe = dt.Pipeline(schedule, lambda stage: model[stage], cross_entropy, **options)
+    pipe = dt.Pipeline(schedule, lambda stage: model[stage], cross_entropy)
     optimizer = adamw(pipe.parameters())
     wrong = []
     for step in range(steps):
@@ -79,9 +88,10 @@ class Stepping(dt.Pipeline):
 @pytest.mark.parametrize("name", ["zb-h1", "pipedream-2bw", "dualpipe"])
 def test_optimizer_steps_within_a_schedule(name: str) -> None:
     made = db.make(name, ranks=2, microbatches=4, iterations=STEPS)
+    one = db.make(name, ranks=2, microbatches=4)
+    wanted = Wanted([one]).of(one)
 
     def work(rank: int) -> None:
-        wanted = wanted_of(db.make(name, ranks=2, microbatches=4))
         model = gpt(made.stages)
         pipe = Stepping(made, lambda stage: model[stage], cross_entropy)
         batches = [text(4, step) for step in range(STEPS)]
@@ -140,13 +150,12 @@ def test_schedules_of_every_sort() -> None:
     few = {of_sort[0].name for sort, of_sort in sorts().items() if sort not in combined()}
     made = [smallest(entry) for entry in db.schedules()]
     schedules = [one for one in made if EXPLORES or one.name in few or max(one.stored_versions) > 1]
-    for schedule in schedules:
-        wanted_of(schedule)  # once, and not in every rank
+    wanted = Wanted(schedules)
 
     def work(rank: int) -> dict[str, list[str]]:
         return {
-            schedule.name: trained(schedule, STEPS if max(schedule.stored_versions) > 1 else 2)
-            for schedule in schedules
+            one.name: trained(one, wanted.of(one), STEPS if max(one.stored_versions) > 1 else 2)
+            for one in schedules
         }
 
     for found in in_ranks(4, work):

@@ -190,6 +190,11 @@ def _parent(
 def _child(
     rank: int, ranks: int, work: Callable[[int], Any], folder: str, limit: float, pipe: Any
 ) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        # Gloo's thread looks for work again and again while another holds the lock of a connection,
+        # which takes long where that one was interrupted. On one processor it seldom does.
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[rank % len(processors)]})
     # The server's stream is not that of the test, which may capture it.
     os.dup2(os.open(f"{folder}/{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     from datetime import timedelta

@@ -22,7 +22,7 @@ from tests.pairs import combined
 from tests.patience import patience
 from tests.small import RANKS, smallest
 from tests.torch.loop import cross_entropy, gpt, text
-from tests.torch.test_training import trained, wanted_of
+from tests.torch.test_training import Wanted, trained
 from tests.torch.world import in_ranks
 
 
@@ -97,12 +97,11 @@ def on_streams(work: Callable[[int, Stream], Any]) -> Callable[[int], Any]:
 def test_schedules_of_every_sort_train() -> None:
     entries = db.schedules() if EXPLORES else [of_sort[-1] for of_sort in combined().values()]
     schedules = [smallest(entry) for entry in entries]
-    for schedule in schedules:
-        wanted_of(schedule)  # once, and not in every rank
+    wanted = Wanted(schedules)
 
     def work(rank: int, stream: Stream) -> dict[str, list[str]]:
         # In the first step forms go beside; from the second on all is in batches.
-        found = {schedule.name: trained(schedule, steps=2) for schedule in schedules}
+        found = {one.name: trained(one, wanted.of(one), steps=2) for one in schedules}
         assert stream.posted > len(schedules)
         return found
 
