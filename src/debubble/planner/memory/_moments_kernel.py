@@ -77,6 +77,7 @@ class Peaks(NamedTuple):
     """Twice the number of the action or overlapped group, and one more at its end."""
     position: Array
     """Position of the action, or of the first of the group."""
+    time: Array
     changing: Array
     """The most of what changes."""
     last: Array
@@ -93,6 +94,33 @@ class Curves(NamedTuple):
     activations: Array
     tensors: Array
     logits: Array
+
+
+@kernel(writes=("cells", "producer"), allocates=False)
+def find_producers(
+    actions: Array, directions: Array, width: int, cells: Array, producer: Array
+) -> None:
+    """Find the result of the stage before, or after, that each action computes with.
+
+    `directions` are offsets of the stage to which a kind hands its result, 0 for other kinds.
+    `cells` is room for two numbers for every microbatch, out of `width`, of every stage and two
+    more; it is −1, as is `producer`.
+    """
+    half = len(cells) // 2
+    for fills in range(2):
+        for position in range(len(actions)):
+            action = actions[position]
+            direction = directions[action & KIND_MASK]
+            if direction == 0:
+                continue
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            cell = (stage + 1) * width + (action >> MICROBATCH_SHIFT)
+            if direction < 0:
+                cell += half
+            if fills == 0:
+                cells[unsigned(cell)] = position
+            else:
+                producer[position] = cells[unsigned(cell - direction * width)]
 
 
 @helper
@@ -235,6 +263,10 @@ def find_peaks(
                     curves.logits[before + moment] = logits
             sent = sends
             group += 1
+        if group:
+            at = peaks.position[rank]
+            ends = peaks.moment[rank] % 2
+            peaks.time[rank] = order.node_end[order.node[at]] if ends else start_of(at, order)
         peaks.left[rank] = tensors
         peaks.groups[rank] = group
         before += 2 * group

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    MICROBATCH_SHIFT,
     TRANSFER_KINDS,
     Kind,
     among,
     computes,
     ends_group,
     kinds_of,
-    microbatches_of,
-    stages_of,
 )
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.schedule import Schedule
@@ -33,6 +32,7 @@ from debubble.planner.memory._moments_kernel import (
     Peaks,
     Rest,
     find_peaks,
+    find_producers,
 )
 
 Floats = NDArray[np.float64]
@@ -45,6 +45,10 @@ COMPUTES, RECEIVES = (
 )
 """Whether actions of every kind compute, and whether they are transfers; forwards that are
 recomputed are a kind of their own, see :data:`~debubble.engine.memory.RECOMPUTED_F`."""
+
+
+DIRECTIONS = np.array([boundary_offsets().get(kind, 0) for kind in Kind])
+"""Offset of the stage to which actions of every kind hand their result, 0 for none."""
 
 
 class Backwards(NamedTuple):
@@ -101,20 +105,9 @@ def producers(schedule: Schedule) -> Integers:
 def _of_neighbors(schedule: Schedule) -> Integers:
     """Return what :func:`primary_of` does for passes of neighboring stages, without transfers."""
     actions = schedule.actions
-    kinds, stages, units = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-    found = np.full(len(actions), -1)
-    width = int(units.max(initial=0)) + 1
-    cells = (stages + 1) * width + units
-    size = (schedule.stages + 2) * width
-    offsets = boundary_offsets().items()
-    for direction in (1, -1):
-        passes = np.flatnonzero(
-            among(kinds, tuple(kind for kind, to in offsets if to == direction))
-        )
-        own = cells[passes]
-        table = np.full(size, -1)
-        table[own] = passes
-        found[passes] = table[own - direction * width]
+    width = int(actions.max(initial=0) >> MICROBATCH_SHIFT) + 1
+    found, cells = np.full(len(actions), -1), np.full(2 * (schedule.stages + 2) * width, -1)
+    find_producers.run(2 * len(actions), actions, DIRECTIONS, width, cells, found)
     return found
 
 
@@ -142,5 +135,5 @@ def moments_of(
     return found, over_time
 
 
-FLOATS = "total", "activations", "logits", "changing"
-"""Fields of :class:`Peaks` in bytes; the others are numbers."""
+FLOATS = "total", "activations", "logits", "time", "changing"
+"""Fields of :class:`Peaks` in bytes or seconds; the others are numbers."""

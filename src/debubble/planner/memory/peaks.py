@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import VOCABULARY_KINDS, unpack
+from debubble.core.actions import VOCABULARY_KINDS
 from debubble.core.costs import Costs
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.placement import Placement
@@ -28,7 +28,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
-from debubble.planner.memory._moments_kernel import Changes, Rest
+from debubble.planner.memory._moments_kernel import Changes, Peaks, Rest
 from debubble.planner.memory.activations import logits_bytes, stage_activations
 from debubble.planner.memory.buffers import tensors_of
 from debubble.planner.memory.memory_events import COMPUTES, backwards, heads_of, moments_of
@@ -126,21 +126,18 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
     schedule, states = timeline.schedule, rank_states(case, timeline.schedule)
     changes, rest = _changes(case, timeline), _rest(case, states)
     peaks, _ = moments_of(timeline, changes, rest)
-    times = (timeline.start, timeline.end)
+    rows: Iterator[Any] = map(Peaks._make, zip(*(part.tolist() for part in peaks), strict=True))
     found = []
-    for rank, (state, position) in enumerate(zip(states, peaks.position.tolist(), strict=True)):
-        buffered = float(peaks.tensors[rank] * changes.boundary)
-        changing = peaks.activations[rank] + buffered + peaks.logits[rank]
-        time = times[peaks.moment[rank] % 2][position]
+    for rank, (state, one) in enumerate(zip(states, rows, strict=True)):
+        buffered = one.tensors * changes.boundary
+        changing = one.activations + buffered + one.logits
+        action = schedule.text_at(one.position)
         found.append(
             RankMemory(
-                rank=rank, peak=float(peaks.total[rank]), weights=state.weights,
-                gradients=state.gradients, optimizer=state.optimizer,
-                activations=float(peaks.activations[rank]), buffers=buffered,
-                logits=float(peaks.logits[rank]),
-                margin=float(rest.fixed + rest.fragmentation * changing),
-                at=Moment(schedule.text(unpack(schedule.actions[position])), float(time)),
-                room=case.gpu.memory - float(peaks.total[rank]),
+                rank=rank, peak=one.total, weights=state.weights, gradients=state.gradients,
+                optimizer=state.optimizer, activations=one.activations, buffers=buffered,
+                logits=one.logits, margin=rest.fixed + rest.fragmentation * changing,
+                at=Moment(action, one.time), room=case.gpu.memory - one.total,
             )
         )  # fmt: skip
     return tuple(found)
