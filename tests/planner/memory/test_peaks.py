@@ -25,6 +25,7 @@ from debubble.planner.memory.state import stage_states
 from debubble.planner.model.files import read_model
 from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
+from tests.kernels import run_by
 from tests.planner.cases import PLAIN, case_of
 
 GIB = 1 << 30
@@ -354,3 +355,28 @@ def test_deepspeeds_bucket_of_gradients_is_wider_in_bf16():
         margin(replace(BIGSCIENCE, precision=precision)) for precision in ("fp16", "bf16")
     )
     assert (half, wide) == (MARGIN + 2e9, MARGIN + 3e9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("zb-h1", 1), ("interleaved-1f1b", 2), ("dualpipe", 1), ("seq1f1b", 1), ("bpipe", 1)],
+)
+@pytest.mark.parametrize("runtime", [MEGATRON, DEEPSPEED, TORCH])
+def test_compiled_and_interpreted_counts_are_the_largest_of_the_curves(schedule, chunks, runtime):
+    training = replace(TRAINING, runtime=runtime)
+    degrees = Degrees(pp=4, chunks=chunks)
+    found = []
+    for compiled in (True, False):
+        with run_by(compiled=compiled):
+            plan, timeline, ranks = planned(
+                SMALL, training, degrees, microbatches=8, schedule=schedule
+            )
+            curves = list(memory_curves(case_of(SMALL, training, plan), timeline))
+        found.append(ranks)
+    assert found[0] == found[1]
+    for rank, curve in zip(ranks, curves, strict=True):
+        at = int(np.argmax(curve.total))
+        for name in ("activations", "buffers", "logits", "margin"):
+            assert getattr(rank, name) == getattr(curve, name)[at]
+        action = timeline.schedule.text_at(int(curve.positions[at]))
+        assert rank.at == (action, curve.times[at])

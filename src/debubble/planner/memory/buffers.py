@@ -8,88 +8,68 @@ How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.hab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from debubble.core.actions import Kind
+from debubble.core.kind_relations import boundary_offsets
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import RECOMPUTED_F
 from debubble.planner.frameworks.habits import Habits
-from debubble.planner.memory.memory_events import Floats, Integers, Moments, RankPrograms
 
-Change: TypeAlias = tuple[Integers, int]
-"""Moments, and the number of tensors that come then or go."""
+Integers = NDArray[np.int64]
 
 
-def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
-    """Return bytes of transferred tensors, of `boundary` bytes each, that ranks hold in one step.
+class Tensors(NamedTuple):
+    """Numbers of tensors by actions of every kind and place, shape ``(kinds · places,)``.
 
-    From every moment on, as a runtime keeps them; shape ``(ranks, width)``.
+    The fields are those of :class:`~debubble.planner.memory.memory_events.Changes`.
     """
-    work = moments.work
-    counts = _counts(work, runtime)
-    if not runtime.receive_buffers:
-        counts = counts + _sums(work, [(_arrivals(moments), 1)])
-    return counts.astype(np.float64) * (boundary / moments.schedule.slices)
+
+    waiting: Integers
+    tensors_taken: Integers
+    tensors_freed: Integers
+    sent: Integers
+    comes: Integers
 
 
-def growth(work: RankPrograms, microbatches: int, runtime: Habits) -> Floats:
-    """Return tensors per microbatch that every rank holds at the end of the step.
-
-    `work` is of so many microbatches.
-    """
-    return _counts(work, runtime)[:, -1] / microbatches
-
-
-def _counts(work: RankPrograms, runtime: Habits) -> Integers:
-    """Return numbers of tensors from every moment on, but for those that come."""
-    key = runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
-    if key in work.counted:
-        return work.counted[key]
-    starts, stops = work.starts, work.stops
-    changes: list[Change] = []
-
-    def add(when: Integers, which: Integers, amount: int) -> None:
-        changes.append((when[which], amount))
-
-    if runtime.receive_buffers:
-        taken = np.concatenate([work.takes_input, work.takes_gradient])
-        # All of a rank are there from its first moment on.
-        changes.append((work.ranks[taken] * work.width, 1))
-        add(starts, work.takes_input, -1)
-        add(stops, work.hands_gradient, 1)
-    else:
-        add(starts, work.came, -1)
-        add(stops, work.came_back, -1)
-    if runtime.sent_until != "made":
-        add(stops, work.sends, 1)
-        if runtime.sent_until == "next":
-            add(stops + 2, work.sends_on, -1)
-    if runtime.keeps_outputs:
-        add(stops, work.hands_output, 1)
-        add(stops, work.takes_gradient, -1)
-    work.counted[key] = _sums(work, changes)
-    return work.counted[key]
+def tensors_of(schedule: Schedule, runtime: Habits) -> Tensors:
+    """Return the tensors that actions bring, or end the life of; kept with the schedule."""
+    key = Tensors, runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
+    if key not in schedule.derived:
+        schedule.derived[key] = _tensors(schedule, runtime)
+    found: Tensors = schedule.derived[key]
+    return found
 
 
-def _sums(work: RankPrograms, changes: Sequence[Change]) -> Integers:
-    """Return the sums of changes up to every moment; shape ``(ranks, width)``."""
-    ranks, width = len(work.counts), work.width
-    found = np.zeros(ranks * width, dtype=np.int64)
-    for when, amount in changes:
-        found += amount * np.bincount(when, minlength=len(found))
-    return np.cumsum(found.reshape(ranks, width), axis=1)
-
-
-def _arrivals(moments: Moments) -> Integers:
-    """Return the moment when each input and gradient from another rank arrives."""
-    work, timeline = moments.work, moments.timeline
-    producer = work.producer[work.taking]
-    # A receive needs its buffer from its start.
-    times = timeline.end[producer]
-    if work.receives.any():
-        times = np.where(work.receives[work.taking], timeline.start[producer], times)
-    parts = (times[begin:end] for begin, end in pairwise(work.taking_of))
-    found = np.concatenate([moments.during(part, rank) for rank, part in enumerate(parts)])
-    arrivals: Integers = np.minimum(found, work.starts[work.taking])
-    return arrivals
+def _tensors(schedule: Schedule, runtime: Habits) -> Tensors:
+    table = np.asarray(schedule.placement.table)
+    homes = np.tile(table.ravel(), schedule.slices)
+    stages = np.arange(len(homes)) % schedule.stages
+    found = Tensors(*np.zeros((len(Tensors._fields), RECOMPUTED_F + 1, len(homes)), dtype=np.int64))
+    for kind, to in boundary_offsets().items():
+        # A forward hands its output to the stage after, a backward its gradient to that before.
+        comes_from, goes_to = stages - to, stages + to
+        takes, hands = ((other >= 0) & (other < schedule.stages) for other in (comes_from, goes_to))
+        comes, sends = takes & (np.roll(homes, to) != homes), hands & (np.roll(homes, -to) != homes)
+        waiting, started, ended, sent, arrives = (part[kind] for part in found)
+        forward = to > 0
+        if runtime.receive_buffers:
+            waiting += takes
+            if forward:
+                started -= takes
+            else:
+                ended += hands
+        else:
+            arrives += comes
+            (started if forward else ended)[:] -= comes
+        if runtime.sent_until != "made":
+            ended += sends
+            sent += sends * (runtime.sent_until == "next")
+        if runtime.keeps_outputs:
+            ended += hands if forward else -takes.astype(np.int64)
+    for part in found:
+        part[RECOMPUTED_F] = part[Kind.F]
+    return Tensors(*(part.ravel() for part in found))

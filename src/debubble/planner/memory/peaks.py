@@ -13,23 +13,25 @@ they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import unpack
+from debubble.core.actions import VOCABULARY_KINDS
 from debubble.core.costs import Costs
+from debubble.core.kind_relations import boundary_offsets
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
+from debubble.planner.memory._moments_kernel import Changes, Peaks, Rest
 from debubble.planner.memory.activations import logits_bytes, stage_activations
-from debubble.planner.memory.buffers import buffers, growth
-from debubble.planner.memory.memory_events import Moments
+from debubble.planner.memory.buffers import tensors_of
+from debubble.planner.memory.memory_events import COMPUTES, backwards, heads_of, moments_of
 from debubble.planner.memory.state import TrainingState, head_state, stage_states
 
 Floats = NDArray[np.float64]
@@ -121,20 +123,21 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
-    found, schedule = [], timeline.schedule
-    for rank, curve in enumerate(memory_curves(case, timeline)):
-        total, state = curve.total, curve.state
-        at = int(np.argmax(total))
-        action = schedule.text(unpack(schedule.actions[curve.positions[at]]))
-        changing = {
-            name: float(getattr(curve, name)[at])
-            for name in ("activations", "buffers", "logits", "margin")
-        }
+    schedule, states = timeline.schedule, rank_states(case, timeline.schedule)
+    changes, rest = _changes(case, timeline), _rest(case, states)
+    peaks, _ = moments_of(timeline, changes, rest)
+    rows: Iterator[Any] = map(Peaks._make, zip(*(part.tolist() for part in peaks), strict=True))
+    found = []
+    for rank, (state, one) in enumerate(zip(states, rows, strict=True)):
+        buffered = one.tensors * changes.boundary
+        changing = one.activations + buffered + one.logits
+        action = schedule.text_at(one.position)
         found.append(
             RankMemory(
-                rank=rank, peak=float(total[at]), weights=state.weights, gradients=state.gradients,
-                optimizer=state.optimizer, **changing, at=Moment(action, float(curve.times[at])),
-                room=case.gpu.memory - float(total[at]),
+                rank=rank, peak=one.total, weights=state.weights, gradients=state.gradients,
+                optimizer=state.optimizer, activations=one.activations, buffers=buffered,
+                logits=one.logits, margin=rest.fixed + rest.fragmentation * changing,
+                at=Moment(action, one.time), room=case.gpu.memory - one.total,
             )
         )  # fmt: skip
     return tuple(found)
@@ -142,8 +145,9 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
 
 def peaks_of(case: Case, timeline: Timeline) -> Floats:
     """Return the peaks of :func:`memory_of` alone, shape ``(ranks,)``."""
-    _, changing = _sum_of_changing(case, timeline)
-    return _with_rest(case, timeline.schedule, changing.max(axis=1))
+    rest = _rest(case, rank_states(case, timeline.schedule))
+    found: Floats = moments_of(timeline, _changes(case, timeline), rest)[0].total
+    return found
 
 
 def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
@@ -156,58 +160,54 @@ def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
     schedule, microbatches = timeline.schedule, case.candidate.microbatches
     if microbatches % schedule.ranks:
         return None
-    moments, changing = _sum_of_changing(case, timeline)
-    most = changing.max(axis=1)
-    for rank, count in enumerate((2 * moments.work.counts).tolist()):
-        if changing[rank, count // 3 :].max() < most[rank]:
-            return None
-    grows = growth(moments.work, schedule.microbatches, case.training.runtime)
+    changes, rest = _changes(case, timeline), _rest(case, rank_states(case, schedule))
+    peaks, _ = moments_of(timeline, changes, rest)
+    if np.any(peaks.last < 2 * peaks.groups // 3):
+        return None
+    grows = peaks.left / schedule.microbatches
     more = microbatches - schedule.microbatches
-    most += grows * (more * stage_activations(case)[0].boundary)
-    return _with_rest(case, schedule, most)
-
-
-def _sum_of_changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats]:
-    """Return activations, buffers and logits together."""
-    moments, changing, buffered, logits = _changing(case, timeline)
-    changing += buffered
-    changing += logits
-    return moments, changing
-
-
-def _with_rest(case: Case, schedule: Schedule, changing: Floats) -> Floats:
-    """Return the largest memory of every rank, from the most that changes."""
-    spare = margin(case.training) + fragmentation(case.training) * changing
-    state = [one.total for one in rank_states(case, schedule)]
-    found: Floats = changing + spare + np.array(state)
+    most = peaks.changing + grows * (more * stage_activations(case)[0].boundary)
+    found: Floats = most + (rest.fixed + rest.fragmentation * most) + rest.state
     return found
 
 
 def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     """Yield memory of every rank over time, see :func:`memory_of`."""
-    moments, *parts = _changing(case, timeline)
-    for rank, state in enumerate(rank_states(case, timeline.schedule)):
-        times, heads = moments.times(rank), moments.work.heads[moments.groups(rank)]
-        activations, buffered, logits = (part[rank, : len(times)] for part in parts)
+    schedule, states = timeline.schedule, rank_states(case, timeline.schedule)
+    changes, rest = _changes(case, timeline), _rest(case, states)
+    _, curves = moments_of(timeline, changes, rest, curves=True)
+    begin = 0
+    for rank, state in enumerate(states):
+        heads = heads_of(schedule, rank)
+        times = np.stack([timeline.start[heads], timeline.end[heads]], axis=1).ravel()
+        own = slice(begin, begin + len(times))
+        begin = own.stop
         yield MemoryCurve(
-            times, np.repeat(heads, 2), activations, buffered, logits, state,
-            margin(case.training), fragmentation(case.training),
+            times, np.repeat(heads, 2), curves.activations[own],
+            curves.tensors[own] * changes.boundary, curves.logits[own], state, rest.fixed,
+            rest.fragmentation,
         )  # fmt: skip
 
 
-def _changing(case: Case, timeline: Timeline) -> tuple[Moments, Floats, Floats, Floats]:
-    """Return activations, buffers and logits of every rank from every moment on."""
+def _rest(case: Case, states: Sequence[TrainingState]) -> Rest:
+    training = case.training
+    held = np.array([state.total for state in states])
+    return Rest(held, margin(training), fragmentation(training))
+
+
+def _changes(case: Case, timeline: Timeline) -> Changes:
+    """Return what actions of every kind and place take and free."""
     schedule, training = timeline.schedule, case.training
     own, costs = timeline.table.costs, memory_costs(case)
     if any(getattr(own, name) != costs.get(name, getattr(UNIT, name)) for name in MEMORY_COSTS):
         # Times stay; only what actions take and free is this model's.
         timeline = replace(timeline, table=Costs(**costs).table(schedule))
-    moments = Moments(timeline)
-    return (
-        moments,
-        _activations(moments, case),
-        buffers(moments, stage_activations(case)[0].boundary, training.runtime),
-        _logits(moments, logits_bytes(case) / schedule.slices, _held_logits(training)),
+    return Changes(
+        *_activations(case, timeline),
+        *_logits(schedule, logits_bytes(case) / schedule.slices, _held_logits(training)),
+        *tensors_of(schedule, training.runtime),
+        stage_activations(case)[0].boundary / schedule.slices,
+        _copied(timeline),
     )
 
 
@@ -288,61 +288,80 @@ def rank_states(case: Case, schedule: Schedule) -> list[TrainingState]:
     ]
 
 
-def _activations(moments: Moments, case: Case) -> Floats:
-    """Return activations in flight by the engine, and those of running backwards.
+def _activations(case: Case, timeline: Timeline) -> tuple[Floats, Floats]:
+    """Return activations that actions take and free by the engine, and those of backwards.
 
-    Backwards hold what B and I recompute, and what W needs beyond what is stored.
+    Backwards hold what B and I recompute, and what W needs beyond what is stored. Where copies
+    take and free some, all of the engine's are :func:`_copied`.
     """
-    timeline, schedule, work = moments.timeline, moments.schedule, moments.work
+    schedule, use = timeline.schedule, timeline.memory
+    assert use.lengths is None, "all microbatches of a plan are alike"
+    taken, freed = use.at_start.copy(), use.at_end.copy()
     if timeline.graph.has_copies:
-        copied = [change for rank in range(schedule.ranks) for change in _copied(moments, rank)]
-        held = moments.held(*copied)
-        taken, freed = np.zeros((2, len(work.program)))
-    else:
-        use = timeline.memory
-        held = np.zeros(1)
-        taken, freed = use.changes(schedule, use.actions[work.positions])
+        taken[:], freed[:] = 0.0, 0.0
     each = stage_activations(case)
     again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     again, over = again / schedule.slices, over / schedule.slices
     if again.any() or over.any():
-        split, weights, whole = moments.backwards(
-            case.training.runtime.engine, case.whole_backwards
+        kinds, stages = np.divmod(np.arange(taken.size).reshape(taken.shape), taken.shape[1])
+        stages %= schedule.stages
+        split, weights, whole = backwards(
+            kinds, stages, case.training.runtime.engine, case.whole_backwards
         )
         for run, back in ((whole, again[0]), (split, again[1])):
-            amounts = back[work.stages[run]]
+            amounts = back[stages[run]]
             taken[run] += amounts
             freed[run] -= amounts
-        if over.any() and split.any():
-            freed[split] += over[work.stages[split]]
-            freed[weights] -= over[work.stages[weights]]
-    found = moments.taken(taken, freed)
-    found += held
-    return found
+        freed[split] += over[stages[split]]
+        freed[weights] -= over[stages[weights]]
+    return taken.ravel(), freed.ravel()
 
 
-def _copied(moments: Moments, rank: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield changes of a rank's activations where copies take and free some."""
-    times, held = moments.timeline.memory_curve(rank)
-    steps = np.diff(held, prepend=0.0)
-    taken = steps > 0
-    yield moments.during(times[taken], rank), steps[taken]
-    yield moments.before(times[~taken], rank) + 1, steps[~taken]
+def _copied(timeline: Timeline) -> Floats:
+    """Return changes of activations at the moments of all ranks where copies take and free some."""
+    if not timeline.graph.has_copies:
+        return np.zeros(0)
+    found = []
+    for rank in range(timeline.schedule.ranks):
+        times, held = timeline.memory_curve(rank)
+        steps = np.diff(held, prepend=0.0)
+        taken = steps > 0
+        begins = timeline.start[heads_of(timeline.schedule, rank)]
+        own = np.zeros(2 * len(begins))
+        # In the group that runs then, or ran last before; at least in the first.
+        for which, side in ((taken, 0), (~taken, 1)):
+            ahead = np.searchsorted(begins, times[which], side="left" if side else "right")
+            np.add.at(own, 2 * np.maximum(ahead - 1, 0) + side, steps[which])
+        found.append(own)
+    return np.concatenate(found)
 
 
-def _logits(moments: Moments, size: float, share: float) -> Floats:
-    """Return logits where the head runs: all of them then, a share from forward to backward."""
-    work, (forward, backward) = moments.work, moments.work.head
-    if moments.schedule.vocabulary:
-        size /= moments.schedule.ranks
+def _logits(schedule: Schedule, size: float, share: float) -> tuple[Floats, Floats]:
+    """Return logits that the head's actions take and free: all of them run, a share stays.
+
+    The share stays from the forward to the backward.
+    """
+    taken, freed = np.zeros((2, len(COMPUTES), len(schedule.homes)))
+    head = np.arange(taken.shape[1]) % schedule.stages == schedule.stages - 1
+    forwards, backs = HEAD_KINDS
+    if schedule.vocabulary:
+        size /= schedule.ranks
+        head[:] = True
+        forwards, backs = ((kind,) for kind in VOCABULARY_KINDS)
     held = size * share
-    return moments.held(
-        (work.starts[forward], size),
-        (work.stops[forward], held - size),
-        (work.starts[backward], size - held),
-        (work.stops[backward], -size),
-    )
+    for kind in forwards:
+        taken[kind, head], freed[kind, head] = size, held - size
+    for kind in backs:
+        taken[kind, head], freed[kind, head] = size - held, -size
+    return taken.ravel(), freed.ravel()
+
+
+HEAD_KINDS = tuple(
+    tuple(kind for kind, to in boundary_offsets().items() if to == direction)
+    for direction in (1, -1)
+)
+"""Kinds of the head's forwards and backwards."""
 
 
 def _share(part: float, whole: float) -> float:

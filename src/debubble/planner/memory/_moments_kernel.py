@@ -1,0 +1,272 @@
+"""Memory of every rank at the starts and ends of its actions, moment by moment."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.engine.jit import Array, helper, kernel, unsigned
+
+
+class Order(NamedTuple):
+    """The programs of all ranks, and the times of their actions."""
+
+    actions: Array
+    offsets: Array
+    stages: int
+    microbatches: int
+    slices: int
+    copies: int
+    computes: Array
+    """Whether actions of a kind occupy the compute stream; shape ``(kinds,)``."""
+    receives: Array
+    """Whether actions of a kind are transfers, likewise."""
+    producer: Array
+    """Position of the action whose result each computes with, −1 for none."""
+    node: Array
+    node_end: Array
+    cost: Array
+    costs: Array
+    """Arrays of the graph and times of its nodes, see :class:`debubble.Timeline`."""
+
+
+class Changes(NamedTuple):
+    """Changes by actions of every kind and place, at ``kind · places + place``."""
+
+    taken: Array
+    freed: Array
+    """Bytes of activations that come with the start, and with the end."""
+    head_taken: Array
+    head_freed: Array
+    """Bytes of logits, likewise."""
+    waiting: Array
+    """Tensors that are there from the rank's first moment on."""
+    tensors_taken: Array
+    tensors_freed: Array
+    """Tensors that come with the start, and with the end."""
+    sent: Array
+    """Tensors that go with the end of the next action."""
+    comes: Array
+    """Whether a tensor from another rank is there from its arrival on."""
+    boundary: float
+    """Bytes of a tensor."""
+    copied: Array
+    """Bytes of activations that come by copies, at every moment of all ranks; empty without."""
+
+
+class Rest(NamedTuple):
+    """Bytes that are there all the time, and those that no formula itemizes."""
+
+    state: Array
+    """Bytes that every rank holds all the time."""
+    fixed: float
+    """The part of the margin that is there all the time."""
+    fragmentation: float
+    """Share of what changes that lies unused between tensors."""
+
+
+class Peaks(NamedTuple):
+    """Memory of every rank at its peak; shape ``(ranks,)``."""
+
+    total: Array
+    activations: Array
+    tensors: Array
+    logits: Array
+    moment: Array
+    """Twice the number of the action or overlapped group, and one more at its end."""
+    position: Array
+    """Position of the action, or of the first of the group."""
+    time: Array
+    changing: Array
+    """The most of what changes."""
+    last: Array
+    """The last moment with that much."""
+    left: Array
+    """Number of tensors at the end."""
+    groups: Array
+    """Number of actions and overlapped groups."""
+
+
+class Curves(NamedTuple):
+    """Memory of every rank from every moment on, rank by rank; empty where it is not asked for."""
+
+    activations: Array
+    tensors: Array
+    logits: Array
+
+
+@kernel(writes=("cells", "producer"), allocates=False)
+def find_producers(
+    actions: Array, directions: Array, width: int, cells: Array, producer: Array
+) -> None:
+    """Find the result of the stage before, or after, that each action computes with.
+
+    `directions` are offsets of the stage to which a kind hands its result, 0 for other kinds.
+    `cells` is room for two numbers for every microbatch, out of `width`, of every stage and two
+    more; it is −1, as is `producer`.
+    """
+    half = len(cells) // 2
+    for fills in range(2):
+        for position in range(len(actions)):
+            action = actions[position]
+            direction = directions[action & KIND_MASK]
+            if direction == 0:
+                continue
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            cell = (stage + 1) * width + (action >> MICROBATCH_SHIFT)
+            if direction < 0:
+                cell += half
+            if fills == 0:
+                cells[unsigned(cell)] = position
+            else:
+                producer[position] = cells[unsigned(cell - direction * width)]
+
+
+@helper
+def spot_of(action: int, order: Order) -> int:
+    """Return the index of an action's kind and place."""
+    place = (action >> STAGE_SHIFT) & STAGE_MASK
+    unit = action >> MICROBATCH_SHIFT
+    stages, slices, copies = order.stages, order.slices, order.copies
+    if slices > 1:
+        place += unit % slices * copies * stages
+    if copies > 1:
+        within = unit // slices % order.microbatches
+        place += within * copies // order.microbatches * stages
+    return (action & KIND_MASK) * (slices * copies * stages) + place
+
+
+@helper
+def start_of(position: int, order: Order) -> float:
+    """Return the start of an action."""
+    node = unsigned(order.node[position])
+    start: float = order.node_end[node] - order.costs[order.cost[node]]
+    return start
+
+
+@helper
+def note_arrivals(rank: int, order: Order, changes: Changes, begins: Array, come: Array) -> int:
+    """Count the tensors that come during each group; return those that wait from the first on.
+
+    `begins` becomes the start of each group. A tensor comes at the start of the group that runs
+    then, or ran last before it.
+    """
+    group = -1
+    waiting = 0
+    opens = True
+    for position in range(order.offsets[rank], order.offsets[rank + 1]):
+        action = order.actions[unsigned(position)]
+        if not order.computes[action & KIND_MASK]:
+            continue
+        if opens:
+            group += 1
+            begins[group] = start_of(position, order)
+            come[group] = 0
+        opens = (action >> PAIR_SHIFT) & 1 == 0
+        spot = unsigned(spot_of(action, order))
+        waiting += changes.waiting[spot]
+        producer = order.producer[unsigned(position)]
+        if changes.comes[spot] and producer >= 0:
+            if order.receives[order.actions[producer] & KIND_MASK]:
+                # A receive needs its buffer from its start.
+                time = start_of(producer, order)
+            else:
+                time = order.node_end[order.node[producer]]
+            low = 0
+            high = group
+            while low < high:
+                middle = (low + high + 1) // 2
+                if begins[middle] <= time:
+                    low = middle
+                else:
+                    high = middle - 1
+            come[low] += 1
+    return waiting
+
+
+@kernel(writes=("begins", "come", "peaks", "curves"), allocates=False)
+def find_peaks(
+    order: Order, changes: Changes, rest: Rest, begins: Array, come: Array, peaks: Peaks,
+    curves: Curves,
+) -> None:  # fmt: skip
+    """Find the first moment at which each rank holds most.
+
+    `begins` and `come` are room for the groups of any rank.
+    """
+    before = 0
+    for rank in range(len(order.offsets) - 1):
+        tensors = note_arrivals(rank, order, changes, begins, come)
+        held = 0.0
+        copied = 0.0
+        logits = 0.0
+        group = 0
+        sent = 0
+        opens = True
+        head = 0
+        taken = 0.0
+        freed = 0.0
+        head_taken = 0.0
+        head_freed = 0.0
+        tensors_taken = 0
+        tensors_freed = 0
+        sends = 0
+        peaks.total[rank] = -math.inf
+        peaks.changing[rank] = -math.inf
+        for position in range(order.offsets[rank], order.offsets[rank + 1]):
+            action = order.actions[unsigned(position)]
+            if not order.computes[action & KIND_MASK]:
+                continue
+            spot = unsigned(spot_of(action, order))
+            if opens:
+                head = position
+                taken = 0.0
+                freed = 0.0
+                head_taken = 0.0
+                head_freed = 0.0
+                tensors_taken = come[group]
+                tensors_freed = -sent
+                sends = 0
+            taken += changes.taken[spot]
+            freed += changes.freed[spot]
+            head_taken += changes.head_taken[spot]
+            head_freed += changes.head_freed[spot]
+            tensors_taken += changes.tensors_taken[spot]
+            tensors_freed += changes.tensors_freed[spot]
+            sends += changes.sent[spot]
+            opens = (action >> PAIR_SHIFT) & 1 == 0
+            if not opens:
+                continue
+            for side in range(2):
+                moment = 2 * group + side
+                held += freed if side else taken
+                logits += head_freed if side else head_taken
+                tensors += tensors_freed if side else tensors_taken
+                if len(changes.copied):
+                    copied += changes.copied[before + moment]
+                activations = held + copied
+                changing = activations + tensors * changes.boundary + logits
+                total = changing + (rest.fixed + rest.fragmentation * changing) + rest.state[rank]
+                if total > peaks.total[rank]:
+                    peaks.total[rank] = total
+                    peaks.activations[rank] = activations
+                    peaks.tensors[rank] = tensors
+                    peaks.logits[rank] = logits
+                    peaks.moment[rank] = moment
+                    peaks.position[rank] = head
+                if changing >= peaks.changing[rank]:
+                    peaks.changing[rank] = changing
+                    peaks.last[rank] = moment
+                if len(curves.activations):
+                    curves.activations[before + moment] = activations
+                    curves.tensors[before + moment] = tensors
+                    curves.logits[before + moment] = logits
+            sent = sends
+            group += 1
+        if group:
+            at = peaks.position[rank]
+            ends = peaks.moment[rank] % 2
+            peaks.time[rank] = order.node_end[order.node[at]] if ends else start_of(at, order)
+        peaks.left[rank] = tensors
+        peaks.groups[rank] = group
+        before += 2 * group
