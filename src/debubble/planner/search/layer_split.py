@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,10 +24,12 @@ from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
+    bounds_of_cuts,
     homes_of,
     least_step_of,
     pipeline_bound,
     pipeline_bounds,
+    splits_backwards,
 )
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.longest_path import (
@@ -38,6 +40,7 @@ from debubble.planner.search.longest_path import (
     least_step,
     no_gain,
 )
+from debubble.planner.search.stages import Stages, first_alike
 
 SIMULATIONS = 200
 """Most simulations for one plan."""
@@ -101,6 +104,10 @@ def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
     return [float(load) for load in found]
 
 
+HALVINGS = 6
+"""Halvings of a range of loads, of which only those in the last one are sorted."""
+
+
 @lru_cache(maxsize=1 << 14)
 def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
     """Return the cut whose busiest rank does least.
@@ -119,7 +126,9 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
         """Return stages with as many layers as `most` allows; maybe too few in all."""
         cut, begin = [], 0
         for end in ends:
-            stop = begin
+            stop = max(bisect_right(sums, most - end + sums[begin]) - 2, begin)
+            while stop > begin and sums[stop] - sums[begin] + end > most:
+                stop -= 1
             while stop < total and sums[stop + 1] - sums[begin] + end <= most:
                 stop += 1
             cut.append(stop - begin)
@@ -127,10 +136,14 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
         return tuple(cut)
 
     # The busiest rank does what some run of layers takes, alone or with embedding or head.
+    low, high = max(loads.first, loads.last), sums[-1] + loads.first + loads.last
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(filled(middle)) == total else (middle, high)
     works = np.subtract.outer(sums, sums)
-    works = np.unique(works[works >= 0])
-    choices = np.unique(np.concatenate([works + end for end in set(ends)]))
-    choices = choices[choices >= max(loads.first, loads.last)].tolist()
+    choices = np.concatenate([works[works >= 0] + end for end in set(ends)])
+    near = (choices >= low * (1 - 1e-9)) & (choices <= high * (1 + 1e-9))
+    choices = np.unique(choices[near & (choices >= max(loads.first, loads.last))]).tolist()
     at = bisect_left(choices, total, key=lambda most: sum(filled(most * (1 + 1e-12))))
     return filled(choices[at] * (1 + 1e-12))
 
@@ -235,6 +248,33 @@ def split_bound(request: PlanRequest, candidate: Candidate) -> float:
     """Return seconds below which no order and no layer split brings a candidate's pipeline."""
     least = least_load(loads_of(request, candidate), homes_of(candidate))
     return least * candidate.microbatches
+
+
+def base_cuts(request: PlanRequest, candidate: Candidate) -> dict[Cut, float]:
+    """Return the bounds of a candidate's pipeline with its own cut, and with the balanced one."""
+    degrees = candidate.degrees
+    return _base_cuts(
+        request, candidate.without_order(), degrees.pp, degrees.chunks, candidate.microbatches,
+        first_alike(candidate.schedule, degrees.pp, degrees.chunks), candidate.layers,
+        candidate.mtp_stage, splits_backwards(candidate.schedule),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 14)
+def _base_cuts(
+    request: PlanRequest, seen: Candidate, pp: int, chunks: int, microbatches: int, placed: str,
+    layers: Cut, mtp_stage: int | None, split: bool,
+) -> dict[Cut, float]:  # fmt: skip
+    """Return what :func:`base_cuts` does for all schedules that are `placed` like one of them."""
+    candidate = Candidate(
+        replace(seen.degrees, pp=pp, chunks=chunks), seen.microbatch_size, microbatches, placed,
+        layers, seen.recompute, seen.zero, seen.modules, mtp_stage,
+    )  # fmt: skip
+    cuts = list(
+        dict.fromkeys((layers, balanced(loads_of(request, candidate), homes_of(candidate))))
+    )
+    bounds = bounds_of_cuts(Stages(request.case(candidate)), cuts, microbatches, split=split)
+    return dict(zip(cuts, bounds.tolist(), strict=True))
 
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
