@@ -19,7 +19,8 @@ from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
 from debubble.planner.request import SIZES, Fixed, PlanRequest, check_precision
-from debubble.planner.search.groups import ZEROS, candidates, groups
+from debubble.planner.search.choices import ZEROS
+from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
 
 OF_GPUS = ("tp", "cp", "dp", "pp")

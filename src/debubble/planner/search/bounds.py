@@ -20,7 +20,8 @@ from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import CandidateGroup, Setting
+from debubble.planner.search.choices import Setting
+from debubble.planner.search.groups import CandidateGroup
 from debubble.planner.search.stages import Stages, stages_of
 from debubble.schedules import registry
 
