@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.hashed_once import hashed_once
 from debubble.planner.candidate import NARROW, PRECISIONS, Candidate, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
@@ -67,6 +68,7 @@ class Fixed:
     mtp_stage: int | None = None
 
 
+@hashed_once
 @dataclass(frozen=True)
 class PlanRequest:
     """A planning problem: model, GPUs, training, efficiencies, memory and constraints."""

@@ -25,7 +25,8 @@ from debubble.planner.request import (
     check_precision,
     for_framework,
 )
-from debubble.planner.search.groups import ZEROS, candidates, groups
+from debubble.planner.search.choices import ZEROS
+from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
 
 OF_GPUS = ("tp", "cp", "dp", "pp")

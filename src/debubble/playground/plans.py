@@ -25,8 +25,9 @@ from debubble.planner.options import ROWS, STATE, frameworks_of, request_of, val
 from debubble.planner.plannable import plannable
 from debubble.planner.request import SIZES, PlanRequest
 from debubble.planner.search.best_plans import Progress, search
+from debubble.planner.search.choices import ZEROS
 from debubble.planner.search.evaluate import Evaluated
-from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
+from debubble.planner.search.groups import CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.search_result import Found
 from debubble.playground import limits
@@ -170,7 +171,7 @@ def _short(found: Iterable[CandidateGroup], long: list[int]) -> Iterator[Candida
             name: tuple(split for split in splits if split[0] <= chunks)
             for name, splits in group.orders.items()
         }
-        kept = replace(group, orders=orders)
+        kept = replace(group, choices=replace(group.choices, orders=orders))
         long.append(group.count - kept.count)
         if kept.count:
             yield kept

@@ -13,18 +13,10 @@ import pytest
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.plannable import first_cut, placement_of
 from debubble.planner.request import PlanRequest, plan_request
+from debubble.planner.search.balance import Cut, Loads, balanced, least_load, rank_loads
 from debubble.planner.search.bounds import pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, timed, with_peaks
-from debubble.planner.search.layer_split import (
-    SIMULATIONS,
-    Cut,
-    Loads,
-    balanced,
-    least_load,
-    rank_loads,
-    refined,
-    split_bound,
-)
+from debubble.planner.search.layer_split import SIMULATIONS, refined, split_bound
 from tests.conftest import EXPLORES
 
 

@@ -10,8 +10,9 @@ import pytest
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import recomputed_layers
 from debubble.planner.request import Fixed, plan_request
+from debubble.planner.search.choices import FEWEST
 from debubble.planner.search.evaluate import timed, with_peaks
-from debubble.planner.search.groups import FEWEST, Batch, groups
+from debubble.planner.search.groups import Batch, groups
 from debubble.planner.search.room import rooms_of
 
 MODELS = {"llama-3.1-8b": 16, "mixtral-8x7b": 16, "deepseek-v2": 64}

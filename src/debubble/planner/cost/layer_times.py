@@ -46,7 +46,9 @@ class LayerTimes:
 
 def layer_times(case: Case, layer: Layer) -> LayerTimes:
     """Return the times of one layer, which do not depend on a candidate's split and schedule."""
-    seen = case.candidate.without_order(modules=recompute_modules(case))
+    seen = case.candidate.without_order(
+        modules=recompute_modules(case), experts=layer.experts is not None
+    )
     return _layer_times(
         Case(case.model.without_layers, case.cluster, case.training, seen, case.factors), layer
     )

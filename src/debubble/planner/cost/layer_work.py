@@ -8,7 +8,9 @@ are ``attention`` (other projections and rotations) and ``residual``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
@@ -34,18 +36,17 @@ LOOSE_NORM_KERNELS = 7
 """Kernels of its forward."""
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds of forward, backward for the input and backward for the weights."""
 
     F: float = 0.0
     I: float = 0.0
     W: float = 0.0
 
-    def __add__(self, other: Times) -> Times:
+    def __add__(self, other: Times) -> Times:  # type: ignore[override]
         return Times(self.F + other.F, self.I + other.I, self.W + other.W)
 
-    def __mul__(self, factor: float) -> Times:
+    def __mul__(self, factor: float) -> Times:  # type: ignore[override]
         return Times(self.F * factor, self.I * factor, self.W * factor)
 
 
@@ -61,6 +62,15 @@ class Product:
 
 def module_times(case: Case, layer: Layer) -> dict[str, Times]:
     """Return seconds of every module of a layer; the busiest experts' load decides."""
+    alone = case
+    if case.degrees.ep > 1:
+        alone = replace(case, candidate=case.candidate.without_order(experts=False))
+    return _without_feed_forward(alone, layer) | _feed_forward(case, alone, layer.mlp)
+
+
+@lru_cache(maxsize=16384)
+def _without_feed_forward(case: Case, layer: Layer) -> dict[str, Times]:
+    """Return the times of all other parts, which do not depend on the spread of experts."""
     model, shard = case.model, case.degrees.tp if case.training.sequence_parallel else 1
     stream, mask = case.tokens * model.hidden / shard, 2 * model.dropout
     found = {"attention": Times(), "core_attn": Times()}
@@ -76,7 +86,7 @@ def module_times(case: Case, layer: Layer) -> dict[str, Times]:
     )
     moved = (12 + mask) * stream
     found["residual"] = _traffic(case.gpu, moved, moved, launches=2)
-    return found | _feed_forward(case, layer.mlp)
+    return found
 
 
 def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Times:
@@ -106,10 +116,11 @@ def _attention(case: Case, part: Mixer) -> dict[str, Times]:
     return found | ({"mla_up_proj": _products(case, up)} if up else {})
 
 
-def _feed_forward(case: Case, part: Mlp | Experts) -> dict[str, Times]:
+def _feed_forward(case: Case, alone: Case, part: Mlp | Experts) -> dict[str, Times]:
+    """Return the times of the feed-forward part; `alone` is the case without expert parallelism."""
     degrees, h = case.degrees, case.model.hidden
     if isinstance(part, Mlp):
-        return {"mlp": _dense(case, part, part.width)}
+        return {"mlp": _dense(alone, part, part.width)}
     own, local = -(-case.tokens // degrees.tp), max(part.count // degrees.ep, 1)
     each, inner = -(-own * part.top_k // local), part.latent or h
     routed = _products(case, _matrices(each, part.width, inner, part, local))
@@ -124,10 +135,11 @@ def _feed_forward(case: Case, part: Mlp | Experts) -> dict[str, Times]:
         "moe_act": _activation(case.gpu, own * part.top_k * part.width, part) * imbalance,
     }
     if part.shared_width:
-        found["shared_experts"] = _dense(case, part, part.shared_width)
+        found["shared_experts"] = _dense(alone, part, part.shared_width)
     return found
 
 
+@lru_cache(maxsize=16384)
 def _dense(case: Case, part: Mlp | Experts, width: int) -> Times:
     tokens, own = case.tokens, -(-width // case.degrees.tp)
     products = _products(case, _matrices(tokens, own, case.model.hidden, part))

@@ -71,6 +71,16 @@ def times_of_cuts(case: Case, cuts: NDArray[np.int64]) -> Floats:
     return found
 
 
+def model_times(case: Case) -> tuple[float, float, float]:
+    """Return F, I with recompute, and W of the whole model on one stage."""
+    if recomputed_layers(case.candidate.recompute) is not None:
+        F, I, W = stage_times(case)[:, 0].tolist()
+        return F, I, W
+    sums = layer_sums(case)
+    F, I, W = (sums.layers[:, -1] + sums.embedding + sums.head + sums.mtp).tolist()
+    return (F, I + W, 0.0) if case.whole_backwards else (F, I, W)
+
+
 def least_layer(case: Case) -> float:
     """Return seconds that a layer of a pipeline takes at least, whatever its size."""
     least, degrees = case.training.runtime.piped_layers, case.degrees

@@ -46,7 +46,7 @@ class Rule:
     """Part of a case that the rule depends on, see :data:`DEGREES`."""
     check: Callable[[Case], Refusal | None]
     of_order: bool = False
-    """True if it refuses a schedule that may run elsewhere on PyTorch."""
+    """True if it refuses a schedule, by its stages alone, that may run elsewhere on PyTorch."""
 
 
 _WORDS = {

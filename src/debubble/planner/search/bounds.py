@@ -13,15 +13,16 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers
-from debubble.planner.cost.stage_costs import stage_times
+from debubble.planner.cost.stage_costs import model_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import CandidateGroup, Setting
-from debubble.planner.search.stages import stages_of
+from debubble.planner.search.choices import Setting
+from debubble.planner.search.groups import CandidateGroup
+from debubble.planner.search.stages import Stages, stages_of
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -33,8 +34,7 @@ def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
 
     Some rank does at least the average of all work; nothing else is counted.
     """
-    F, I, W = stage_times(request.case(alone))[:, 0].tolist()
-    return float((F + I + W) * alone.microbatches / pp)
+    return sum(model_times(request.case(alone))) * alone.microbatches / pp
 
 
 def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
@@ -45,7 +45,7 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     rank does for its weights may fill that time.
     """
     ahead = stages_of(request, candidate).ahead
-    passed = ahead.forward if _splits(candidate.schedule) else ahead.both
+    passed = ahead.forward if splits_backwards(candidate.schedule) else ahead.both
     return float((candidate.microbatches * ahead.work + passed).max())
 
 
@@ -63,9 +63,19 @@ def least_step_of(request: PlanRequest, candidate: Candidate) -> float:
 
 def pipeline_bounds(request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut]) -> Floats:
     """Return :func:`pipeline_bound` with several cuts in place of the candidate's."""
-    ahead = stages_of(request, candidate).ahead_of(np.array(cuts))
-    passed = ahead.forward if _splits(candidate.schedule) else ahead.both
-    bounds: Floats = (candidate.microbatches * ahead.work + passed).max(axis=1)
+    stages = stages_of(request, candidate)
+    return bounds_of_cuts(
+        stages, cuts, candidate.microbatches, split=splits_backwards(candidate.schedule)
+    )
+
+
+def bounds_of_cuts(
+    stages: Stages, cuts: Sequence[Cut], microbatches: int, *, split: bool
+) -> Floats:
+    """Return bounds of pipelines of several cuts, with backwards whole or `split`."""
+    ahead = stages.ahead_of(np.array(cuts))
+    passed = ahead.forward if split else ahead.both
+    bounds: Floats = (microbatches * ahead.work + passed).max(axis=1)
     return bounds
 
 
@@ -80,7 +90,7 @@ def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 @cache
-def _splits(name: str) -> bool:
+def splits_backwards(name: str) -> bool:
     """Return whether a schedule has backwards in two parts, as a small one shows."""
     made = registry.make(name, ranks=2, microbatches=8)
     return has(made, SPLIT_KINDS)

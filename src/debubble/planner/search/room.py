@@ -24,7 +24,8 @@ from debubble.planner.memory.state import layer_parameters, stage_states
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import FEWEST, Batch, Setting, Split
+from debubble.planner.search.choices import FEWEST, CutOrders, Setting, Split, first_setting
+from debubble.planner.search.groups import Batch, Ordered
 from debubble.planner.search.search_result import NEAR, ROUNDING
 
 Floats = NDArray[np.float64]
@@ -64,16 +65,16 @@ Large: TypeAlias = tuple[float, tuple[str, Split]]
 
 def with_room(
     request: PlanRequest, batches: Sequence[Batch]
-) -> list[tuple[list[Candidate], list[Large]]]:
-    """Return candidates of batches that may fit or nearly fit, and the orders of the others.
+) -> list[tuple[list[Ordered], list[Large]]]:
+    """Return orders of batches that may fit or nearly fit, and the others.
 
     The batches are of one group and one way to recompute. Candidates that recompute as few layers
     as they can have the fewest with which they may fit.
     """
     group, recompute = batches[0].group, batches[0].setting[0]
-    alike: dict[object, list[Batch]] = {}
+    alike: dict[int, list[Batch]] = {}
     for batch in batches:
-        alike.setdefault(batch.orders, []).append(batch)
+        alike.setdefault(id(batch.orders), []).append(batch)
     rooms: dict[Setting, Room] = {}
     share = 1.0 if recompute == FEWEST else NEAR
     for some in alike.values():
@@ -83,16 +84,17 @@ def with_room(
     return [_with_room(batch, rooms.get(batch.setting)) for batch in batches]
 
 
-def _with_room(batch: Batch, room: Room | None) -> tuple[list[Candidate], list[Large]]:
-    candidate, (recompute, zero) = batch.group.candidate, batch.setting
+def _with_room(batch: Batch, room: Room | None) -> tuple[list[Ordered], list[Large]]:
+    recompute = first_setting(batch.setting)[0]
     if room is None:
-        return [candidate(*order, batch.setting) for order in batch.orders], []
-    found, large = [], []
+        return [(*order, recompute) for order in batch.orders], []
+    found: list[Ordered] = []
+    large: list[Large] = []
     for order, number, peak in zip(batch.orders, room.fewest, room.peaks, strict=True):
         if number is None:
             large.append((peak, order))
         else:
-            found.append(candidate(*order, (f"full:{number}" if number else recompute, zero)))
+            found.append((*order, f"full:{number}" if number else recompute))
     return found, large
 
 
@@ -134,7 +136,7 @@ def rooms_of(request: PlanRequest, batches: Sequence[Batch], limit: float) -> li
 
 @lru_cache(maxsize=4096)
 def _of_orders(
-    orders: tuple[tuple[str, Split], ...], ranks: int, microbatches: int, runtime: str
+    orders: CutOrders, ranks: int, microbatches: int, runtime: str
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return microbatches in flight by order and rank, and the rank of every last stage.
 

@@ -23,16 +23,14 @@ from debubble.planner.search.bounds import (
     least_time,
     pipeline_bound,
 )
+from debubble.planner.search.choices import FEWEST, Setting, first_setting
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import (
-    FEWEST,
     USUAL_SCHEDULE,
     Batch,
     CandidateGroup,
-    Setting,
-    first_setting,
+    Ordered,
     least_recompute,
-    work_of,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, split_bound
 from debubble.planner.search.room import Large, with_room
@@ -139,9 +137,7 @@ class Screen:
 
     def add_group(self, group: CandidateGroup) -> None:
         """Add all candidates of a group, with the work of those that do least."""
-        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
-        least = min(recomputes, key=work_of), min(zeros)
-        degrees = group.degrees
+        least, degrees = group.choices.least, group.degrees
         replicas = degrees.dp if least[1] > 1 else 1
         # The same layers on the same ranks: pipelines and replicas split them in proportion.
         alike = degrees.tp, degrees.cp, degrees.ep, replicas, group.microbatch_size, least
@@ -202,8 +198,9 @@ class Screen:
                 plan = within_limit_of(self.request, base, self.splits).plan
                 kept(self.found.near, plan, self.found.top)
 
-    def _open_batch(self, batch: Batch, given: list[Candidate]) -> None:
+    def _open_batch(self, batch: Batch, orders: list[Ordered]) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
+        given = [batch.candidate(one) for one in orders]
         fewest = batch.setting[0] == FEWEST
         if self.found.early is None and not fewest and math.isinf(self.found.below):
             self._look_for_some(given)

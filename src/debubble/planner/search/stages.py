@@ -178,7 +178,7 @@ class Stages:
 def stages_of(request: PlanRequest, candidate: Candidate) -> Stages:
     """Return the stages of a candidate; the same object for all schedules of its placement."""
     degrees = candidate.degrees
-    alike = _first_alike(candidate.schedule, degrees.pp, degrees.chunks)
+    alike = first_alike(candidate.schedule, degrees.pp, degrees.chunks)
     seen = Candidate(
         degrees, candidate.microbatch_size, 1, alike, candidate.layers, candidate.recompute,
         candidate.zero, candidate.modules, candidate.mtp_stage,
@@ -192,7 +192,7 @@ def _stages(case: Case) -> Stages:
 
 
 @lru_cache(maxsize=4096)
-def _first_alike(name: str, ranks: int, chunks: int) -> str:
+def first_alike(name: str, ranks: int, chunks: int) -> str:
     """Return the first schedule with the placement of a given one."""
     own = placement_of(name, ranks, chunks)
     for other in plannable():

@@ -25,18 +25,15 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
-    homes_of,
     least_step_of,
     pipeline_bound,
-    pipeline_bounds,
     saves_memory,
 )
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
-    balanced,
+    base_cuts,
     forced_time,
-    loads_of,
     refined,
     split_bound,
 )
@@ -88,16 +85,18 @@ def base_cut(
     """
     if splits is None or given.degrees.pp == 1:
         return given, pipeline_bound(request, given)
-    cut = balanced(loads_of(request, given), homes_of(given))
-    cuts = [given.layers] if cut == given.layers else [given.layers, cut]
-    bound, *less = pipeline_bounds(request, given, cuts).tolist()
-    share = 1 - most_time(given)
-    if less and less[0] < bound:
-        if share * less[0] > enough:
-            return given, share * less[0]
+    bounds = base_cuts(request, given)
+    cut, bound, share = (
+        min(bounds, key=bounds.__getitem__),
+        bounds[given.layers],
+        1 - most_time(given),
+    )
+    if bounds[cut] < bound:
+        if share * bounds[cut] > enough:
+            return given, share * bounds[cut]
         other = replace(given, layers=cut)
         if splits(other):
-            given, bound = other, less[0]
+            given, bound = other, bounds[cut]
     return given, share * bound
 
 
