@@ -13,6 +13,7 @@ import pytest
 
 from debubble.engine import jit
 from debubble.engine.jit import Array, Kernel, helper, kernel
+from tests.kernels import run_by
 
 
 def fresh() -> Kernel[int]:
@@ -53,6 +54,15 @@ def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
     run(tested, half)
     assert compiled(tested) == 0
     run(tested, jit.INTERPRET_WHEN_LOADED)
+    assert compiled(tested) == 1
+
+
+def test_what_was_interpreted_is_compiled_once_that_is_asked_for() -> None:
+    tested = fresh()
+    run(tested, jit.INTERPRET_WHEN_LOADED)
+    assert compiled(tested) == 0
+    with run_by(compiled=True):
+        run(tested, 1)
     assert compiled(tested) == 1
 
 

@@ -91,7 +91,7 @@ class Kernel(Generic[R]):
         self._ready: set[tuple[object, ...]] = set()
         self._entries: dict[tuple[object, ...], Callable[..., R]] = {}
         self._uncompiled: dict[tuple[object, ...], int] = {}
-        self._limits: dict[tuple[object, ...], int] = {}
+        self._sizes: dict[tuple[object, ...], int] = {}
 
     @property
     def compiled(self) -> Callable[..., R]:
@@ -156,7 +156,7 @@ class Kernel(Generic[R]):
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
         # at first, and again once another process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
-            limit = self._limits.get(types, 0) or self._limit(types, args)
+            limit = INTERPRET_UNCOMPILED * (self._sizes.get(types) or self._size(types, args))
             # A single call that is worth the compiler does not wait for another process.
             waits = worth_asking and work <= limit and self._is_being_compiled(args, total)
             if waits or total <= limit:
@@ -164,8 +164,8 @@ class Kernel(Generic[R]):
         self._ready.add(types)
         return True
 
-    def _limit(self, types: tuple[object, ...], args: tuple[Any, ...]) -> int:
-        """Return the loop iterations to interpret before this is compiled for such arguments.
+    def _size(self, types: tuple[object, ...], args: tuple[Any, ...]) -> int:
+        """Return the bytes of bytecode of this and of the helpers that such arguments need.
 
         Helpers of a module with named tuples do not count where none of these is an argument: what
         is None takes them out of the code.
@@ -176,8 +176,8 @@ class Kernel(Generic[R]):
             own = _tuples_of(helper)
             if not own or own & given:
                 used.append(helper)
-        limit = INTERPRET_UNCOMPILED * sum(len(function.__code__.co_code) for function in used)
-        return self._limits.setdefault(types, limit)
+        size = sum(len(function.__code__.co_code) for function in used)
+        return self._sizes.setdefault(types, size)
 
     def wait_for(self, args: tuple[Any, ...], stop: Callable[[], bool]) -> bool:
         """Wait for machine code from another process; return False if `stop` came first.
