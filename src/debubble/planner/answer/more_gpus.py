@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from debubble.planner.plannable import plannable
 from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.best_plans import Progress, best_plans, search
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import groups
+from debubble.schedules import registry
 
 DOUBLINGS = 10
 """Most doublings of the GPUs in search of enough."""
@@ -26,9 +28,13 @@ and a fraction of the search."""
 def one_more_node(best: Evaluated, progress: Progress | None = None) -> Evaluated | None:
     """Return the fastest plan for the framework of `best` with one more node; None if it loses.
 
-    No other is faster by more than :data:`SLACK`.
+    No other is faster by more than :data:`SLACK`, of schedules that are not made for costs: each
+    of those takes as long to make as many simulations.
     """
     request = best.request
+    if request.fixed.schedules is None:
+        given = tuple(name for name in plannable() if not registry.find(name).uses_costs)
+        request = replace(request, fixed=replace(request.fixed, schedules=given))
     node = request.cluster.gpu.node
     gpus = (request.cluster.gpus // node + 1) * node
     more = replace(request, cluster=replace(request.cluster, gpus=gpus))

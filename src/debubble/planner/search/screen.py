@@ -95,7 +95,10 @@ class Screen:
     alike: dict[Kin, float] = field(default_factory=dict)
     """Seconds of the best plan so far of those alike, of which only one is kept."""
     items: list[_Item] = field(default_factory=list)
-    """Heap of all that is not decided, the lowest bound first."""
+    """Heap of all that is not decided, the lowest bound first, but for `made`."""
+    made: list[_Item] = field(default_factory=list)
+    """Heap of candidates whose schedules are made for costs, which takes long: they wait until as
+    many plans as are kept are known to fit, so that few of them have to be looked at."""
     number: int = 0
     """Number of items so far."""
     large: list[tuple[float, Candidate]] = field(default_factory=list)
@@ -114,26 +117,35 @@ class Screen:
 
     def open_next(self) -> bool:
         """Look closer at the candidates with the lowest bound; return whether some are left."""
-        if not self.items:
+        if not self.items and not self.made:
             return False
-        item = heappop(self.items)
+        item = heappop(self._next())
         if item.bound > self.limit:
-            for one in (item, *self.items):
+            for one in (item, *self.items, *self.made):
                 if any(variants.started for variants in one.variants):
                     self._finish(one.variants)
                 else:
                     self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
             self.items.clear()
+            self.made.clear()
             return False
         item.open()
         return True
 
+    def _next(self) -> list[_Item]:
+        """Return the heap whose first item comes next."""
+        if not self.items or not self.made:
+            return self.items or self.made
+        waits = len(self.heads) < self.found.top and self.items[0].bound <= self.limit
+        return self.items if waits or self.items[0] < self.made[0] else self.made
+
     def _add(
         self, bound: float, count: int, reason: str, then: Callable[[], None],
-        variants: Sequence[BaseVariants] = (),
+        variants: Sequence[BaseVariants] = (), *, made: bool = False,
     ) -> None:  # fmt: skip
         self.number += 1
-        heappush(self.items, _Item(bound, self.number, count, reason, then, variants))
+        item = _Item(bound, self.number, count, reason, then, variants)
+        heappush(self.made if made else self.items, item)
 
     def add_group(self, group: CandidateGroup) -> None:
         """Add all candidates of a group, with the work of those that do least."""
@@ -212,7 +224,8 @@ class Screen:
                 # With more layers it is slower still.
                 self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, one, bound))
             else:
-                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_candidate, candidate, bound))
+                then = partial(self._open_candidate, candidate, bound)
+                self._add(bound, 1, SLOW_PIPELINE, then, made=one.uses_costs)
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
@@ -221,7 +234,8 @@ class Screen:
             self.found.leave_out(reason, simulated=reason == SLOWER)
         elif not reason and base.plan.step_time > self._limit(candidate):
             # Only with other layers or a faster order: memory of all ranks takes time, too.
-            self._add(base.floor, 1, SLOWER, partial(self._open_base, base, reason))
+            then = partial(self._open_base, base, reason)
+            self._add(base.floor, 1, SLOWER, then, made=candidate.uses_costs)
         else:
             self._open_base(base, reason)
 
@@ -266,7 +280,7 @@ class Screen:
             variants.look()
             least = min(one.floor for one in several)
             if math.isfinite(least):
-                self._add(least, 1, SLOWER, partial(self._decide, several), several)
+                self._add_variants(least, several)
                 return
         self._finish(several)
 
@@ -364,7 +378,11 @@ class Screen:
                 self._keep(base.plan)
         several = [BaseVariants(self.request, base, self.splits) for base in bases]
         least = min(base.floor for base in bases)
-        self._add(least, 1, SLOWER, partial(self._decide, several), several)
+        self._add_variants(least, several)
+
+    def _add_variants(self, floor: float, several: Sequence[BaseVariants]) -> None:
+        made = several[0].base.plan.candidate.uses_costs
+        self._add(floor, 1, SLOWER, partial(self._decide, several), several, made=made)
 
     def _keep(self, plan: Evaluated) -> None:
         kept(self.heads, plan, self.found.top)
