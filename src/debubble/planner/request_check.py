@@ -228,7 +228,8 @@ def _refuse(request: PlanRequest, text: str, names: Iterable[str]) -> None:
     """
     found = [offer for name in names if (offer := _nearest(request, name))]
     if not found and request.fixed.framework is not None:
-        found = list(filter(None, [_nearest(request, "framework")]))
+        offer = _nearest(request, "framework")
+        found = [offer] if offer else []
     if found:
         verb = "works is" if len(found) == 1 else "work are"
         text += f"; the nearest that {verb} {', or '.join(found)}"

@@ -37,7 +37,10 @@ LOOSE_NORM_KERNELS = 7
 
 
 class Times(NamedTuple):
-    """Seconds of forward, backward for the input and backward for the weights."""
+    """Seconds of forward, backward for the input and backward for the weights.
+
+    A tuple, which is soon made, that adds up and scales as a vector does.
+    """
 
     F: float = 0.0
     I: float = 0.0

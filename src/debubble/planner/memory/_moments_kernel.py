@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, kernel, unsigned
+from debubble.engine.kernels.memory import spot_of
 
 
 class Order(NamedTuple):
@@ -124,17 +125,9 @@ def find_producers(
 
 
 @helper
-def spot_of(action: int, order: Order) -> int:
+def spot_in(order: Order, action: int) -> int:
     """Return the index of an action's kind and place."""
-    place = (action >> STAGE_SHIFT) & STAGE_MASK
-    unit = action >> MICROBATCH_SHIFT
-    stages, slices, copies = order.stages, order.slices, order.copies
-    if slices > 1:
-        place += unit % slices * copies * stages
-    if copies > 1:
-        within = unit // slices % order.microbatches
-        place += within * copies // order.microbatches * stages
-    return (action & KIND_MASK) * (slices * copies * stages) + place
+    return spot_of(action, order.stages, order.microbatches, order.slices, order.copies)
 
 
 @helper
@@ -164,7 +157,7 @@ def note_arrivals(rank: int, order: Order, changes: Changes, begins: Array, come
             begins[group] = start_of(position, order)
             come[group] = 0
         opens = (action >> PAIR_SHIFT) & 1 == 0
-        spot = unsigned(spot_of(action, order))
+        spot = unsigned(spot_in(order, action))
         waiting += changes.waiting[spot]
         producer = order.producer[unsigned(position)]
         if changes.comes[spot] and producer >= 0:
@@ -217,7 +210,7 @@ def find_peaks(
             action = order.actions[unsigned(position)]
             if not order.computes[action & KIND_MASK]:
                 continue
-            spot = unsigned(spot_of(action, order))
+            spot = unsigned(spot_in(order, action))
             if opens:
                 head = position
                 taken = 0.0

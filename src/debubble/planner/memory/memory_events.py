@@ -62,9 +62,7 @@ class Backwards(NamedTuple):
     """Those for both."""
 
 
-def backwards(
-    kinds: Integers, stages: Integers, runtime: str, in_input: bool = False
-) -> Backwards:  # fmt: skip
+def backwards(kinds: Integers, stages: Integers, runtime: str, in_input: bool = False) -> Backwards:
     """Return masks of backwards among actions of some kinds and stages.
 
     PyTorch's runtime does nothing in the first stage's I and the whole backward in its W, unless

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from debubble.engine.jit import load_compiler
 from debubble.planner.request import PlanRequest
@@ -21,22 +19,6 @@ Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
 
 
-NEW_OBJECTS = 50_000
-"""New objects after which a search looks for garbage. It keeps most of what it makes, and makes few
-cycles."""
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Look for garbage less often than Python does by default."""
-    before = gc.get_threshold()
-    gc.set_threshold(NEW_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def best_plans(
     request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
     below: float = math.inf, slack: float = 0.0,
@@ -49,7 +31,6 @@ def best_plans(
     return search(request, groups(request), top, progress, splits, below=below, slack=slack)
 
 
-@_rare_collections()
 def search(
     request: PlanRequest, groups: Iterable[CandidateGroup], top: int = 10,
     progress: Progress | None = None, splits: Allowed | None = None, *, below: float = math.inf,
