@@ -8,6 +8,7 @@ How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.hab
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,14 +46,21 @@ def tensors_of(schedule: Schedule, runtime: Habits) -> Tensors:
 
 
 def _tensors(schedule: Schedule, runtime: Habits) -> Tensors:
-    table = np.asarray(schedule.placement.table)
-    homes = np.tile(table.ravel(), schedule.slices)
-    stages = np.arange(len(homes)) % schedule.stages
+    homes = np.tile(np.asarray(schedule.placement.table).ravel(), schedule.slices)
+    return Tensors(*(part.ravel() for part in _of_stages(homes, schedule.stages, runtime)))
+
+
+def _of_stages(homes: Integers, count: int, runtime: Habits) -> Tensors:
+    """Return tensors by kinds and places, shape ``(kinds, places)``; `homes` are ranks of places.
+
+    `count` is the number of stages.
+    """
+    stages = np.arange(len(homes)) % count
     found = Tensors(*np.zeros((len(Tensors._fields), RECOMPUTED_F + 1, len(homes)), dtype=np.int64))
     for kind, to in boundary_offsets().items():
         # A forward hands its output to the stage after, a backward its gradient to that before.
         comes_from, goes_to = stages - to, stages + to
-        takes, hands = ((other >= 0) & (other < schedule.stages) for other in (comes_from, goes_to))
+        takes, hands = ((other >= 0) & (other < count) for other in (comes_from, goes_to))
         comes, sends = takes & (np.roll(homes, to) != homes), hands & (np.roll(homes, -to) != homes)
         waiting, started, ended, sent, arrives = (part[kind] for part in found)
         forward = to > 0
@@ -72,4 +80,22 @@ def _tensors(schedule: Schedule, runtime: Habits) -> Tensors:
             ended += hands if forward else -takes.astype(np.int64)
     for part in found:
         part[RECOMPUTED_F] = part[Kind.F]
-    return Tensors(*(part.ravel() for part in found))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def least_tensors(homes: tuple[int, ...], runtime: Habits) -> Integers:
+    """Return tensors that each stage holds for every microbatch of a step at any time.
+
+    Whatever the order, but for a pass that runs; `homes` are the ranks of the stages.
+    """
+    if not runtime.receive_buffers:
+        return np.zeros(len(homes), dtype=np.int64)
+    found = _of_stages(np.array(homes), len(homes), runtime)
+    begin = found.waiting[Kind.F] + found.waiting[Kind.I]
+    forward, backward = (
+        found.tensors_taken[kind] + found.tensors_freed[kind] - found.sent[kind]
+        for kind in (Kind.F, Kind.I)
+    )
+    least: Integers = np.minimum.reduce([begin, begin + forward, begin + forward + backward])
+    return least

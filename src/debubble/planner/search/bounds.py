@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TypeAlias
@@ -59,6 +60,22 @@ def least_step_of(request: PlanRequest, candidate: Candidate) -> float:
     worked = candidate.microbatches * stages.ahead.work + stages.ahead.forward
     pipeline = pipeline_bound(request, candidate) + float(stages.gradients.min())
     return max(pipeline, float((worked + stages.gradients).max())) + stages.after
+
+
+def time_in_memory(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no order within the memory brings a candidate's pipeline.
+
+    Memory as area: every activation stays for at least as long as a lone microbatch takes from its
+    stage to the loss and back, and those of a rank fit into its free memory times the makespan.
+    """
+    stages = stages_of(request, candidate)
+    stays = (stages.times[0] + stages.times[1])[::-1].cumsum()[::-1]
+    share = 1 + fragmentation(request.training)
+    areas = share * np.bincount(stages.homes, stages.stored * stays)
+    free = request.limit - standing_of(request, candidate)
+    if free.min() <= 0:
+        return math.inf
+    return candidate.microbatches * float((areas / free).max())
 
 
 def pipeline_bounds(request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut]) -> Floats:
@@ -161,9 +178,9 @@ class LeastMemory:
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:
     """Return bytes below which no rank of a candidate stays; shape ``(pp,)``.
 
-    Static memory, and the activations of the microbatches in flight with fragmentation: all but
-    logits, buffers of transfers, and recomputed activations. If the schedule depends on costs, one
-    microbatch is counted. None for schedules that are too long to count.
+    :func:`standing_of` and the activations of the microbatches in flight, with fragmentation: all
+    but logits, other buffers of transfers, and recomputed activations. If the schedule depends on
+    costs, one microbatch is counted. None for schedules that are too long to count.
     """
     degrees, stages = candidate.degrees, stages_of(request, candidate)
     counts = in_flight(
@@ -171,7 +188,21 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
     )
     if counts is None and not candidate.uses_costs:
         return None
-    share = 1 + fragmentation(request.training)
-    if counts is None:
-        return stages.standing + share * np.bincount(stages.homes, stages.stored)
-    return stages.standing + share * counts.peaks(stages.stored, stages.kept)
+    held = (
+        np.bincount(stages.homes, stages.stored)
+        if counts is None
+        else counts.peaks(stages.stored, stages.kept)
+    )
+    return standing_of(request, candidate) + (1 + fragmentation(request.training)) * held
+
+
+def standing_of(request: PlanRequest, candidate: Candidate) -> Floats:
+    """Return bytes that every rank holds at any time; shape ``(pp,)``.
+
+    Static memory, and the tensors between stages that the runtime keeps for the whole step.
+    """
+    stages, share = stages_of(request, candidate), 1 + fragmentation(request.training)
+    # While passes run, their tensors may be none of them.
+    tensors = max(candidate.microbatches - 2, 0)
+    found: Floats = stages.standing + share * tensors * stages.buffered
+    return found

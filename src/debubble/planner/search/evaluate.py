@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -229,6 +230,12 @@ def with_peaks(plan: Evaluated, timeline: Timeline | None = None) -> Evaluated:
             return replace(plan, peaks=tuple(least.tolist()))
     found = _steady_peaks(plan)
     return replace(plan, peaks=found or _peaks(plan, timeline or plan.simulate()))
+
+
+def with_full_peaks(plan: Evaluated) -> Evaluated:
+    """Return a plan with the peak of every rank in full, however large."""
+    wide = replace(plan.request, limit=math.inf)
+    return replace(with_peaks(replace(plan, request=wide)), request=plan.request)
 
 
 def _peaks(plan: Evaluated, timeline: Timeline) -> tuple[float, ...]:

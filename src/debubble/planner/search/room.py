@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
+from debubble.planner.frameworks.habits import Habits
 from debubble.planner.memory.activations import stage_activations
+from debubble.planner.memory.buffers import least_tensors
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import layer_parameters, stage_states
@@ -47,6 +49,8 @@ class _PartBytes(NamedTuple):
     """States of a layer of the kind that takes most in all."""
     stored: float
     """Activations of one microbatch in such a layer."""
+    boundary: float
+    """A tensor between stages."""
 
 
 class Room(NamedTuple):
@@ -56,7 +60,8 @@ class Room(NamedTuple):
     """Least number of recomputed layers per stage with which some layer split may fit; 0 if the
     batch's setting says how to recompute, None if no layer split fits."""
     peaks: list[float]
-    """Bytes of the fullest rank with an even layer split, about."""
+    """Bytes of the fullest rank with an even layer split, about; of orders that do not fit with one
+    microbatch in flight with that one."""
 
 
 Large: TypeAlias = tuple[float, tuple[str, Split]]
@@ -78,7 +83,7 @@ def with_room(
     rooms: dict[Setting, Room] = {}
     share = 1.0 if recompute == FEWEST else NEAR
     for some in alike.values():
-        if group.degrees.pp > 1 and some[0].count <= FEW:
+        if group.degrees.pp > 1:
             found = rooms_of(request, some, share * request.limit)
             rooms |= {one.setting: room for one, room in zip(some, found, strict=True)}
     return [_with_room(batch, rooms.get(batch.setting)) for batch in batches]
@@ -101,56 +106,85 @@ def _with_room(batch: Batch, room: Room | None) -> tuple[list[Ordered], list[Lar
 def rooms_of(request: PlanRequest, batches: Sequence[Batch], limit: float) -> list[Room]:
     """Return which orders of a pipeline have a layer split that may fit within `limit` bytes.
 
-    The batches are of one group and one way to recompute, and have the same orders.
+    The batches are of one group and one way to recompute, and have the same orders. Microbatches in
+    flight are only counted for orders that may fit with one, where these are few.
     """
     group, orders, recompute = batches[0].group, batches[0].orders, batches[0].setting[0]
     degrees, again = group.degrees, recompute == FEWEST
     kind, count = _largest_kind(request.model, degrees.tp, degrees.ep)
     parts = [_parts(request, one, "none" if again else recompute, kind) for one in batches]
-    first, last, state, stored = np.array(parts).T[..., None]
-    engine = request.case(group.alone(batches[0].setting)).engine
-    held, homes = _of_orders(orders, degrees.pp, group.microbatches, engine)
-    held = held * (1 + fragmentation(request.training))
+    first, last, state, stored, boundary = np.array(parts).T[..., None]
+    full = [_parts(request, one, "full", kind).stored for one in batches] if again else None
+    share = 1 + fragmentation(request.training)
+    homes, tensors = _placed(orders, degrees.pp, request.training.runtime)
     # By batch, order and rank.
-    room = np.full((len(batches), *held.shape), limit * (1 + ROUNDING) - margin(request.training))
+    free = limit * (1 + ROUNDING) - margin(request.training)
+    # As in `debubble.planner.search.bounds.standing_of`.
+    room = free - share * max(group.microbatches - 2, 0) * boundary[..., None] * tensors
     room[..., 0] -= first
     room[:, np.arange(len(orders)), homes] -= last
-    each = state[..., None] + held * stored[..., None]
-    peaks = (limit - room + each * count / degrees.pp).max(axis=2).tolist()
-    room = np.maximum(room, 0.0)
-    if not again:
-        fits = (np.floor(room / each).sum(axis=2) >= count).tolist()
-        fewest = [[0 if one else None for one in row] for row in fits]
-    else:
-        full = [_parts(request, one, "full", kind) for one in batches]
-        small = state[..., None] + held * np.array([one.stored for one in full])[:, None, None]
-        numbers = np.arange(1, max(2, *(max(layers) for _, (_, layers) in orders)))
-        chunks = np.array([chunks for _, (chunks, _) in orders])
-        some = (numbers[:, None] * chunks)[:, None, :, None]
-        layers = np.minimum(room / small, some) + np.maximum(room - some * small, 0.0) / each
-        enough = np.floor(layers).sum(axis=3) >= count
-        best = np.where(enough.any(axis=0), numbers[enough.argmax(axis=0)], 0).tolist()
-        fewest = [[one or None for one in row] for row in best]
-    return [Room(*one) for one in zip(fewest, peaks, strict=True)]
+
+    def rooms(held: Floats) -> list[Room]:
+        each = state[..., None] + held * stored[..., None]
+        peaks = (limit - room + each * count / degrees.pp).max(axis=2).tolist()
+        left = np.maximum(room, 0.0)
+        if full is None:
+            fits = (np.floor(left / each).sum(axis=2) >= count).tolist()
+            fewest = [[0 if one else None for one in row] for row in fits]
+        else:
+            small = state[..., None] + held * np.array(full)[:, None, None]
+            numbers = np.arange(1, max(2, *(max(layers) for _, (_, layers) in orders)))
+            chunks = np.array([chunks for _, (chunks, _) in orders])
+            some = (numbers[:, None] * chunks)[:, None, :, None]
+            layers = np.minimum(left / small, some) + np.maximum(left - some * small, 0.0) / each
+            enough = np.floor(layers).sum(axis=3) >= count
+            best = np.where(enough.any(axis=0), numbers[enough.argmax(axis=0)], 0).tolist()
+            fewest = [[one or None for one in row] for row in best]
+        return [Room(*one) for one in zip(fewest, peaks, strict=True)]
+
+    held = np.full((len(orders), degrees.pp), share)
+    rough = rooms(held)
+    some = [at for at in range(len(orders)) if any(one.fewest[at] is not None for one in rough)]
+    if not some or len(orders) > FEW:
+        return rough
+    engine = request.case(group.alone(batches[0].setting)).engine
+    for at in some:
+        held[at] *= _in_flight(orders[at], degrees.pp, group.microbatches, engine)
+    return [
+        Room(
+            one.fewest,
+            [
+                less if number is None else peak
+                for number, less, peak in zip(known.fewest, known.peaks, one.peaks, strict=True)
+            ],
+        )
+        for known, one in zip(rough, rooms(held), strict=True)
+    ]
 
 
 @lru_cache(maxsize=4096)
-def _of_orders(
-    orders: CutOrders, ranks: int, microbatches: int, runtime: str
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Return microbatches in flight by order and rank, and the rank of every last stage.
+def _placed(
+    orders: CutOrders, ranks: int, runtime: Habits
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rank of every order's last stage, and tensors of ranks, see `least_tensors`."""
+    homes = [placement_of(name, ranks, chunks).ranks_of_stages for name, (chunks, _) in orders]
+    tensors = [np.bincount(one, least_tensors(tuple(one.tolist()), runtime)) for one in homes]
+    return np.array([one[-1] for one in homes]), np.array(tensors)
+
+
+@lru_cache(maxsize=1 << 14)
+def _in_flight(order: tuple[str, Split], ranks: int, microbatches: int, runtime: str) -> Floats:
+    """Return microbatches in flight on every rank of an order, one where they are not counted.
 
     They are averages of a rank's layers, of which each stage has as many as in the order's cut.
     """
-    held, homes = np.ones((len(orders), ranks)), []
-    for row, (name, (chunks, layers)) in zip(held, orders, strict=True):
-        ranks_of_stages = placement_of(name, ranks, chunks).ranks_of_stages
-        homes.append(int(ranks_of_stages[-1]))
-        counts = in_flight(name, ranks, microbatches, chunks, runtime)
-        own = np.bincount(ranks_of_stages, layers)
-        if counts is not None and own.all():
-            row[:] = counts.peaks(np.array(layers, dtype=float), np.zeros(len(layers))) / own
-    return held, np.array(homes)
+    name, (chunks, layers) = order
+    counts = in_flight(name, ranks, microbatches, chunks, runtime)
+    own = np.bincount(placement_of(name, ranks, chunks).ranks_of_stages, layers)
+    if counts is None or not own.all():
+        return np.ones(ranks)
+    held: Floats = counts.peaks(np.array(layers, dtype=float), np.zeros(len(layers))) / own
+    return held
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +202,7 @@ def _parts(request: PlanRequest, batch: Batch, recompute: str, kind: int) -> _Pa
     d, (_, zero) = batch.group.degrees, batch.setting
     states = _part_states(request, d.tp, d.cp, d.ep, d.dp, zero, kind)
     size = batch.group.microbatch_size
-    return _PartBytes(*states, _part_stored(request, d.tp, d.cp, d.ep, size, recompute, kind))
+    return _PartBytes(*states, *_part_stored(request, d.tp, d.cp, d.ep, size, recompute, kind))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -185,10 +219,11 @@ def _part_states(
 @lru_cache(maxsize=1 << 14)
 def _part_stored(
     request: PlanRequest, tp: int, cp: int, ep: int, size: int, recompute: str, kind: int
-) -> float:
-    """Return activations of the middle one of :func:`_parts`."""
+) -> tuple[float, float]:
+    """Return activations of the middle one of :func:`_parts`, and a tensor between stages."""
     alone = Candidate(Degrees(tp, cp, ep), size, 1, "1f1b", (0,), recompute)
-    return stage_activations(_apart(request, alone, kind))[2].stored
+    held = stage_activations(_apart(request, alone, kind))[2]
+    return held.stored, held.boundary
 
 
 def _apart(request: PlanRequest, alone: Candidate, kind: int) -> Case:

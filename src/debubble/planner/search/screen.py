@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush, nsmallest
+from heapq import nsmallest
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from debubble.planner.search.bounds import (
     pipeline_bound,
 )
 from debubble.planner.search.choices import FEWEST, Setting, first_setting
-from debubble.planner.search.evaluate import Evaluated
+from debubble.planner.search.evaluate import Evaluated, with_full_peaks
 from debubble.planner.search.groups import (
     USUAL_SCHEDULE,
     Batch,
@@ -33,6 +32,7 @@ from debubble.planner.search.groups import (
     least_recompute,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, split_bound
+from debubble.planner.search.queue import Queue, Turn
 from debubble.planner.search.room import Large, with_room
 from debubble.planner.search.search_result import (
     BOUND,
@@ -56,28 +56,12 @@ from debubble.planner.search.within_memory import (
     base_cut,
     base_of,
     least_floor,
+    least_made,
     within_limit_of,
 )
 
 LARGE = 4
 """Candidates that need least memory, per plan that is kept, to look at where nothing fits."""
-
-
-class _Item(NamedTuple):
-    """Candidates that are not decided, with what is known of them so far."""
-
-    bound: float
-    """Seconds that none of them is below."""
-    number: int
-    """Number of the item: of equal bounds the first comes first."""
-    size: int
-    """Number of candidates."""
-    reason: str
-    """Reason to leave them out where the bound is too high."""
-    open: Callable[[], None]
-    """Function that looks closer, and decides or adds items with higher bounds."""
-    variants: Sequence[BaseVariants]
-    """Variants of a candidate that was simulated."""
 
 
 @dataclass
@@ -94,13 +78,8 @@ class Screen:
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
     """Seconds of the best plan so far of those alike, of which only one is kept."""
-    items: list[_Item] = field(default_factory=list)
-    """Heap of all that is not decided, the lowest bound first, but for `made`."""
-    made: list[_Item] = field(default_factory=list)
-    """Heap of candidates whose schedules are made for costs, which takes long: they wait until as
-    many plans as are kept are known to fit, so that few of them have to be looked at."""
-    number: int = 0
-    """Number of items so far."""
+    queue: Queue = field(default_factory=Queue)
+    """All that is not decided."""
     large: list[tuple[float, Candidate]] = field(default_factory=list)
     """Candidates that need least memory of those that do not fit, with bytes of the fullest
     rank."""
@@ -116,36 +95,19 @@ class Screen:
         return min(self.found.below, last * (1 - self.slack) * (1 + ROUNDING))
 
     def open_next(self) -> bool:
-        """Look closer at the candidates with the lowest bound; return whether some are left."""
-        if not self.items and not self.made:
+        """Look closer at the candidates that come next; return whether some are left."""
+        if not self.queue:
             return False
-        item = heappop(self._next())
-        if item.bound > self.limit:
-            for one in (item, *self.items, *self.made):
-                if any(variants.started for variants in one.variants):
-                    self._finish(one.variants)
-                else:
-                    self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
-            self.items.clear()
-            self.made.clear()
-            return False
-        item.open()
-        return True
-
-    def _next(self) -> list[_Item]:
-        """Return the heap whose first item comes next."""
-        if not self.items or not self.made:
-            return self.items or self.made
-        waits = len(self.heads) < self.found.top and self.items[0].bound <= self.limit
-        return self.items if waits or self.items[0] < self.made[0] else self.made
-
-    def _add(
-        self, bound: float, count: int, reason: str, then: Callable[[], None],
-        variants: Sequence[BaseVariants] = (), *, made: bool = False,
-    ) -> None:  # fmt: skip
-        self.number += 1
-        item = _Item(bound, self.number, count, reason, then, variants)
-        heappush(self.made if made else self.items, item)
+        item = self.queue.pop(self.limit)
+        if item.bound <= self.limit:
+            item.open()
+            return True
+        for one in (item, *self.queue.drain()):
+            if any(variants.started for variants in one.variants):
+                self._finish(one.variants)
+            else:
+                self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
+        return False
 
     def add_group(self, group: CandidateGroup) -> None:
         """Add all candidates of a group, with the work of those that do least."""
@@ -156,7 +118,7 @@ class Screen:
         if alike not in self.work:
             self.work[alike] = least_time(self.request, group.alone(least), 1) / group.microbatches
         bound = self.work[alike] * group.microbatches / degrees.pp
-        self._add(bound, group.count, BOUND, partial(self._open_group, group))
+        self.queue.add(bound, group.count, BOUND, partial(self._open_group, group))
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
         alone = group.alone(setting)
@@ -181,7 +143,7 @@ class Screen:
             # As if nothing were scattered, which is the same for many groups.
             bound = self._least_time(group, (first_setting((recompute, 0))[0], int(split)))
             count = sum(batch.count for batch in batches)
-            self._add(bound, count, BOUND, partial(self._open_batches, batches, bound))
+            self.queue.add(bound, count, BOUND, partial(self._open_batches, batches, bound))
 
     def _open_batches(self, batches: list[Batch], bound: float) -> None:
         """Add the candidates of batches that recompute alike, of those that have room."""
@@ -191,30 +153,36 @@ class Screen:
             if given:
                 setting = least_recompute(given), batch.setting[1]
                 exact = max(self._least_time(batch.group, setting), bound)
-                self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
+                self.queue.add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
 
     def _leave_out_large(self, batch: Batch, large: list[Large]) -> None:
         """Leave out orders without room, but for those that need least while nothing fits."""
         self.found.leave_out(IN_FLIGHT, len(large))
-        if not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
-            several = [(peak, batch.group.candidate(*one, batch.setting)) for peak, one in large]
-            several = [*self.large, *(one for one in several if not one[1].uses_costs)]
-            self.large = nsmallest(LARGE * self.found.top, several, key=itemgetter(0))
+        if self.heads or recomputed_layers(first_setting(batch.setting)[0]) is not None:
+            return
+        most = LARGE * self.found.top
+        for least, one in nsmallest(self.found.top, large):
+            if len(self.large) == most and least >= self.large[-1][0]:
+                return
+            candidate = batch.group.candidate(*one, batch.setting)
+            if not candidate.uses_costs:
+                own, _ = base_cut(self.request, candidate, self.splits)
+                peaks = least_peaks(self.request, own)
+                peak = least if peaks is None else float(peaks.max())
+                self.large = nsmallest(most, [*self.large, (peak, own)], key=itemgetter(0))
 
     def add_large(self) -> None:
         """Simulate candidates that need least memory if nothing fits."""
         for _, candidate in self.large if not self.heads else ():
-            own, _ = base_cut(self.request, candidate, self.splits)
-            base = base_of(self.request, own, self.splits)
+            base = base_of(self.request, candidate, self.splits)
             if base is not None:
-                plan = within_limit_of(self.request, base, self.splits).plan
-                kept(self.found.near, plan, self.found.top)
+                kept(self.found.near, with_full_peaks(base.plan), self.found.top)
 
     def _open_batch(self, batch: Batch, orders: list[Ordered]) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
         given = [batch.candidate(one) for one in orders]
         fewest = batch.setting[0] == FEWEST
-        if self.found.early is None and not fewest and math.isinf(self.found.below):
+        if len(self.heads) < self.found.top and not fewest and math.isinf(self.found.below):
             self._look_for_some(given)
         for one in given:
             candidate, bound, reason = self._start(one)
@@ -222,10 +190,11 @@ class Screen:
                 self.found.leave_out(reason)
             elif fewest:
                 # With more layers it is slower still.
-                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, one, bound))
+                then = partial(self._open_fewest, one, bound)
+                self.queue.add(bound, 1, SLOW_PIPELINE, then, turn=Turn.SINGLE)
             else:
                 then = partial(self._open_candidate, candidate, bound)
-                self._add(bound, 1, SLOW_PIPELINE, then, made=one.uses_costs)
+                self.queue.add(bound, 1, SLOW_PIPELINE, then, turn=Turn.of(one))
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
@@ -235,7 +204,7 @@ class Screen:
         elif not reason and base.plan.step_time > self._limit(candidate):
             # Only with other layers or a faster order: memory of all ranks takes time, too.
             then = partial(self._open_base, base, reason)
-            self._add(base.floor, 1, SLOWER, then, made=candidate.uses_costs)
+            self.queue.add(base.floor, 1, SLOWER, then, turn=Turn.of(candidate))
         else:
             self._open_base(base, reason)
 
@@ -311,7 +280,7 @@ class Screen:
         """Return a base with its peaks, and the reason against it: near, and no more."""
         limit = self._limit(base.plan.candidate)
         base = within_limit_of(self.request, base, self.splits, limit)
-        return base, IN_FLIGHT if reason or base.floor > limit else ""
+        return base, IN_FLIGHT if reason or base.floor > limit or math.isinf(base.floor) else ""
 
     def _simulated(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
         """Return the base of a candidate that may be among the best or near; or the reason against.
@@ -324,7 +293,8 @@ class Screen:
         if least_floor(self.request, candidate, self.splits) > limit:
             return None, SLOWER
         peaks = least_peaks(self.request, candidate)
-        near = self._forced(candidate, peaks) > limit
+        forced = self._forced(candidate, peaks)
+        near = forced > limit or math.isinf(forced)
         if near and candidate.uses_costs:
             return None, NO_ORDER
         if near and peaks is not None:
@@ -365,9 +335,9 @@ class Screen:
 
         Infinite where no variant has room.
         """
-        if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
-            return 0.0
         made = candidate.uses_costs
+        if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
+            return least_made(self.request, candidate) if made else 0.0
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
         return forced_time(self.request, candidate, peaks)
@@ -381,8 +351,8 @@ class Screen:
         self._add_variants(least, several)
 
     def _add_variants(self, floor: float, several: Sequence[BaseVariants]) -> None:
-        made = several[0].base.plan.candidate.uses_costs
-        self._add(floor, 1, SLOWER, partial(self._decide, several), several, made=made)
+        turn = Turn.of(several[0].base.plan.candidate)
+        self.queue.add(floor, 1, SLOWER, partial(self._decide, several), several, turn=turn)
 
     def _keep(self, plan: Evaluated) -> None:
         kept(self.heads, plan, self.found.top)
@@ -391,7 +361,7 @@ class Screen:
         self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
 
     def _look_for_some(self, given: list[Candidate]) -> None:
-        """Begin with any plan that fits, so that there is one soon."""
+        """Begin with plans of the usual schedule that fit, so that there are enough soon."""
         for candidate in given:
             if candidate.schedule != USUAL_SCHEDULE:
                 continue

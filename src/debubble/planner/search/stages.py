@@ -26,6 +26,7 @@ from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import LayerSums, layer_sums, stage_times, transfer
 from debubble.planner.cost.step import StepEnds, step_ends
 from debubble.planner.memory.activations import stage_activations
+from debubble.planner.memory.buffers import least_tensors
 from debubble.planner.memory.peaks import standing
 from debubble.planner.plannable import placement_of, plannable
 from debubble.planner.request import PlanRequest
@@ -124,6 +125,13 @@ class Stages:
         """Bytes that every rank holds all the time."""
         held: Floats = standing(self.case, self.case.placement)
         return held
+
+    @cached_property
+    def buffered(self) -> Floats:
+        """Bytes of tensors between stages that every rank holds for every microbatch of a step."""
+        tensors = least_tensors(tuple(self.homes.tolist()), self.case.training.runtime)
+        boundary = stage_activations(self.case)[0].boundary
+        return boundary * np.bincount(self.homes, tensors).astype(np.float64)
 
     @cached_property
     def stored(self) -> Floats:

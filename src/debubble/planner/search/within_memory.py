@@ -28,8 +28,16 @@ from debubble.planner.search.bounds import (
     least_step_of,
     pipeline_bound,
     saves_memory,
+    time_in_memory,
 )
-from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
+from debubble.planner.search.evaluate import (
+    Evaluated,
+    costs_of,
+    schedule_of,
+    timed,
+    with_full_peaks,
+    with_peaks,
+)
 from debubble.planner.search.layer_split import (
     Allowed,
     base_cuts,
@@ -116,6 +124,11 @@ def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | No
     return floor * (1 - ROUNDING)
 
 
+def least_made(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds that no variant within the memory is below, of a schedule made for costs."""
+    return (1 - MOST_TIME_MADE) * time_in_memory(request, candidate)
+
+
 def base_of(
     request: PlanRequest, candidate: Candidate, splits: Allowed | None, enough: float = math.inf
 ) -> Base | None:
@@ -155,12 +168,13 @@ def within_limit_of(
     """Return a base with its peaks, and a floor for what fits."""
     candidate, within = base.plan.candidate, base.floor
     plan = with_peaks(base.plan)
+    if candidate.uses_costs:
+        within = max(within, least_made(request, candidate))
     free = splits is not None and candidate.degrees.pp > 1
     if free and not plan.fits and not candidate.uses_costs:
         within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
         if within <= enough:  # not by what activations take alone, but maybe by all that is there
-            wide = replace(request, limit=math.inf)
-            plan = replace(with_peaks(replace(plan, request=wide)), request=request)
+            plan = with_full_peaks(plan)
             within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
     return Base(plan, within, base.without_limit)
 
