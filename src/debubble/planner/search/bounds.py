@@ -113,6 +113,24 @@ def splits_backwards(name: str) -> bool:
     return has(made, SPLIT_KINDS)
 
 
+def fills_slowly(name: str, chunks: int) -> bool:
+    """Return whether a rank begins when all work of a microbatch ahead of it has one end left.
+
+    That is so with one stage per rank and whole backwards: all before it ran forward, and will run
+    backward after it.
+    """
+    return chunks == 1 and not splits_backwards(name)
+
+
+def least_turns(ranks: int, microbatches: int) -> float:
+    """Return the least time of a pipeline that fills slowly, in times of one microbatch's work.
+
+    Whatever the work w of each rank: each rank r takes m·w(r) and all w ahead of it. The longest of
+    these is shortest where they are equal, with w(r) falling by 1 − 1/m from rank to rank.
+    """
+    return 1 / (1 - (1 - 1 / microbatches) ** ranks)
+
+
 @cache
 def saves_memory(name: str) -> bool:
     """Return whether a schedule holds less than 1F1B, as a larger pipeline shows."""

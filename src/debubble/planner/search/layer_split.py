@@ -22,8 +22,10 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.balance import Cut, balanced, least_load, loads_of, rank_loads
 from debubble.planner.search.bounds import (
     bounds_of_cuts,
+    fills_slowly,
     homes_of,
     least_step_of,
+    least_turns,
     pipeline_bound,
     pipeline_bounds,
     splits_backwards,
@@ -85,10 +87,20 @@ def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.fl
     return most * candidate.microbatches
 
 
-def split_bound(request: PlanRequest, candidate: Candidate) -> float:
-    """Return seconds below which no order and no layer split brings a candidate's pipeline."""
+def least_busy(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no layer split brings a candidate's busiest rank."""
     least = least_load(loads_of(request, candidate), homes_of(candidate))
     return least * candidate.microbatches
+
+
+def split_bound(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no order and no layer split brings a candidate's pipeline."""
+    least = least_busy(request, candidate)
+    if fills_slowly(candidate.schedule, candidate.degrees.chunks):
+        loads = loads_of(request, candidate)
+        work = sum(loads.layers) + loads.first + loads.last
+        least = max(least, work * least_turns(candidate.degrees.pp, candidate.microbatches))
+    return least
 
 
 def base_cuts(request: PlanRequest, candidate: Candidate) -> dict[Cut, float]:

@@ -18,11 +18,13 @@ from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
     LeastMemory,
+    fills_slowly,
     least_peaks,
     least_time,
+    least_turns,
     pipeline_bound,
 )
-from debubble.planner.search.choices import FEWEST, Setting, first_setting
+from debubble.planner.search.choices import FEWEST, Setting, Split, first_setting
 from debubble.planner.search.evaluate import Evaluated, with_full_peaks
 from debubble.planner.search.groups import (
     USUAL_SCHEDULE,
@@ -80,9 +82,11 @@ class Screen:
     """Seconds of the best plan so far of those alike, of which only one is kept."""
     queue: Queue = field(default_factory=Queue)
     """All that is not decided."""
-    large: list[tuple[float, Candidate]] = field(default_factory=list)
-    """Candidates that need least memory of those that do not fit, with bytes of the fullest
-    rank."""
+    large: list[tuple[float, Batch, tuple[str, Split]]] = field(default_factory=list)
+    """Candidates that do not fit, each with bytes that its fullest rank needs at least, about: a
+    batch, and a schedule with its cut."""
+    slow: dict[int, bool] = field(default_factory=dict)
+    """Whether all orders of a group fill slowly, by the identity of its choices."""
     work: dict[object, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -117,7 +121,7 @@ class Screen:
         alike = degrees.tp, degrees.cp, degrees.ep, replicas, group.microbatch_size, least
         if alike not in self.work:
             self.work[alike] = least_time(self.request, group.alone(least), 1) / group.microbatches
-        bound = self.work[alike] * group.microbatches / degrees.pp
+        bound = self.work[alike] * self._turns(group)
         self.queue.add(bound, group.count, BOUND, partial(self._open_group, group))
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
@@ -125,7 +129,18 @@ class Screen:
         key = alone.without_order()
         if key not in self.work:
             self.work[key] = least_time(self.request, alone, 1) / alone.microbatches
-        return self.work[key] * alone.microbatches / group.degrees.pp
+        return self.work[key] * self._turns(group)
+
+    def _turns(self, group: CandidateGroup) -> float:
+        """Return the least time of a group's pipelines, in times of one microbatch's work."""
+        ranks, count = group.degrees.pp, group.microbatches
+        key = id(group.choices)
+        if key not in self.slow:
+            orders = group.orders.items()
+            self.slow[key] = all(
+                fills_slowly(name, one[0]) for name, cuts in orders for one in cuts
+            )
+        return least_turns(ranks, count) if self.slow[key] else count / ranks
 
     def _open_group(self, group: CandidateGroup) -> None:
         """Add the batches of a group, with the work of those that do least, if any has room."""
@@ -156,24 +171,26 @@ class Screen:
                 self.queue.add(exact, len(given), BOUND, partial(self._open_batch, batch, given))
 
     def _leave_out_large(self, batch: Batch, large: list[Large]) -> None:
-        """Leave out orders without room, but for those that need least while nothing fits."""
+        """Leave out orders without room; some are noted while nothing fits."""
         self.found.leave_out(IN_FLIGHT, len(large))
-        if self.heads or recomputed_layers(first_setting(batch.setting)[0]) is not None:
-            return
+        if not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
+            some = nsmallest(self.found.top, large)
+            self.large += [(least, batch, one) for least, one in some]
+
+    def add_large(self) -> None:
+        """Simulate candidates that need least memory if nothing fits."""
+        found: list[tuple[float, Candidate]] = []
         most = LARGE * self.found.top
-        for least, one in nsmallest(self.found.top, large):
-            if len(self.large) == most and least >= self.large[-1][0]:
-                return
+        for least, batch, one in sorted(self.large, key=itemgetter(0)) if not self.heads else ():
+            if len(found) == most and least >= found[-1][0]:
+                break
             candidate = batch.group.candidate(*one, batch.setting)
             if not candidate.uses_costs:
                 own, _ = base_cut(self.request, candidate, self.splits)
                 peaks = least_peaks(self.request, own)
                 peak = least if peaks is None else float(peaks.max())
-                self.large = nsmallest(most, [*self.large, (peak, own)], key=itemgetter(0))
-
-    def add_large(self) -> None:
-        """Simulate candidates that need least memory if nothing fits."""
-        for _, candidate in self.large if not self.heads else ():
+                found = nsmallest(most, [*found, (peak, own)], key=itemgetter(0))
+        for _, candidate in found:
             base = base_of(self.request, candidate, self.splits)
             if base is not None:
                 kept(self.found.near, with_full_peaks(base.plan), self.found.top)

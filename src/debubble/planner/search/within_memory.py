@@ -42,8 +42,8 @@ from debubble.planner.search.layer_split import (
     Allowed,
     base_cuts,
     forced_time,
+    least_busy,
     refined,
-    split_bound,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
 from debubble.planner.search.stages import StepTimes, stages_of
@@ -120,7 +120,7 @@ def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | No
     if free or candidate.uses_costs:
         floor *= 1 - most_time(candidate)
     if free:
-        floor = max(floor, split_bound(request, candidate) + after)
+        floor = max(floor, least_busy(request, candidate) + after)
     return floor * (1 - ROUNDING)
 
 
@@ -144,7 +144,7 @@ def base_of(
         least = (1 - MOST_TIME_MADE) * least_step_of(request, candidate)
         floor = max((1 - MOST_BY_ORDER) * floor, least)
     elif free:
-        uneven = max(pipeline.busy - split_bound(request, candidate), 0.0)
+        uneven = max(pipeline.busy - least_busy(request, candidate), 0.0)
         saved = uneven + MOST_WAITS * (pipeline.makespan - pipeline.busy)
         floor = max(floor - saved, (1 - MOST_TIME) * floor)
     return Base(plan, floor, floor) if floor <= enough else None
