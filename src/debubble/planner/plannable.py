@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import cache, lru_cache
 
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.placement import Placement
+from debubble.engine.validate import has
 from debubble.schedules import registry
 
 MOST_CHUNKS = 256
@@ -51,6 +53,13 @@ def placement_of(name: str, ranks: int, chunks: int) -> Placement:
     """Return the placement of a schedule's stages."""
     entry = registry.find(name)
     return entry.placement(ranks, chunks)
+
+
+@cache
+def splits_backwards(name: str) -> bool:
+    """Return whether a schedule has backwards in two parts, as a small one shows."""
+    made = registry.make(name, ranks=2, microbatches=8)
+    return has(made, SPLIT_KINDS)
 
 
 @cache

@@ -10,16 +10,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.timeline import simulate
-from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.cost.stage_costs import model_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
-from debubble.planner.plannable import placement_of
+from debubble.planner.plannable import placement_of, splits_backwards
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.choices import Setting
 from debubble.planner.search.groups import CandidateGroup
@@ -104,13 +102,6 @@ def homes_of(candidate: Candidate) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
     return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
-
-
-@cache
-def splits_backwards(name: str) -> bool:
-    """Return whether a schedule has backwards in two parts, as a small one shows."""
-    made = registry.make(name, ranks=2, microbatches=8)
-    return has(made, SPLIT_KINDS)
 
 
 def fills_slowly(name: str, chunks: int) -> bool:

@@ -18,6 +18,7 @@ from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
+from debubble.planner.plannable import splits_backwards
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.balance import Cut, balanced, least_load, loads_of, rank_loads
 from debubble.planner.search.bounds import (
@@ -28,7 +29,6 @@ from debubble.planner.search.bounds import (
     least_turns,
     pipeline_bound,
     pipeline_bounds,
-    splits_backwards,
 )
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.longest_path import (

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from debubble.core.kind_relations import SPLIT_KINDS
-from debubble.engine.validate import has
 from debubble.interchange.layouts import in_loop, in_v
 from debubble.planner.candidate import recomputed_layers
 from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import tensor_degrees
 from debubble.planner.frameworks.rule import Refusal, nearest_multiple, nearest_of
-from debubble.planner.plannable import first_cut
-from debubble.schedules import registry
+from debubble.planner.plannable import first_cut, splits_backwards
 
 
 def placement(case: Case) -> Refusal | None:
@@ -109,14 +104,7 @@ def whole_recompute(case: Case) -> Refusal | None:
 def gathered(case: Case) -> Refusal | None:
     """Check that a W finds the weights of its forward: PyTorch gives resharded ones no gradient."""
     own = case.candidate
-    if case.degrees.pp == 1 or own.zero < 3 or not _splits(own.schedule, case.degrees.chunks):
+    if case.degrees.pp == 1 or own.zero < 3 or not splits_backwards(own.schedule):
         return None
     text = f"ZeRO 3 with the split backwards of '{own.schedule}', whose weights get no gradient"
     return Refusal(text, {"zero": 2})
-
-
-@cache
-def _splits(name: str, chunks: int) -> bool:
-    """Return whether a schedule has backwards in two parts."""
-    own = None if registry.find(name).chunks else chunks
-    return has(registry.make(name, ranks=2, microbatches=8, chunks=own), SPLIT_KINDS)
