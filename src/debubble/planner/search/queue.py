@@ -29,7 +29,7 @@ class Turn(IntEnum):
         return Turn.MADE if candidate.uses_costs else Turn.SINGLE
 
 
-class Item(NamedTuple):
+class Undecided(NamedTuple):
     """Candidates that are not decided, with what is known of them so far."""
 
     bound: float
@@ -50,7 +50,7 @@ class Queue:
     """A heap of items for each :class:`Turn`, the lowest bound first."""
 
     def __init__(self) -> None:
-        self._heaps: tuple[list[Item], ...] = tuple([] for _ in Turn)
+        self._heaps: tuple[list[Undecided], ...] = tuple([] for _ in Turn)
         self._number = 0
 
     def __bool__(self) -> bool:
@@ -62,10 +62,10 @@ class Queue:
     ) -> None:  # fmt: skip
         """Add an item that `then` opens."""
         self._number += 1
-        item = Item(bound, self._number, size, reason, then, variants)
+        item = Undecided(bound, self._number, size, reason, then, variants)
         heappush(self._heaps[turn], item)
 
-    def pop(self, limit: float) -> Item:
+    def pop(self, limit: float) -> Undecided:
         """Take the next item, one with a bound within `limit` if there is any."""
         several, single, made = heaps = self._heaps
         if math.isfinite(limit) and several and single and single[0] < several[0]:
@@ -73,7 +73,7 @@ class Queue:
         left = [heap for heap in heaps if heap]
         return heappop(next((heap for heap in left if heap[0].bound <= limit), left[0]))
 
-    def drain(self) -> Iterator[Item]:
+    def drain(self) -> Iterator[Undecided]:
         """Yield all items, none of which is left then."""
         for heap in self._heaps:
             yield from heap
