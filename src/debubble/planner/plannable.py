@@ -62,7 +62,15 @@ def splits_backwards(name: str) -> bool:
     return has(made, SPLIT_KINDS)
 
 
-@cache
+def fills_slowly(name: str, chunks: int) -> bool:
+    """Return whether a schedule has one stage per rank and whole backwards.
+
+    Then every rank waits at first while all ranks before it run a forward, and in the end while
+    they run a backward.
+    """
+    return chunks == 1 and not splits_backwards(name)
+
+
 def chunks_of(name: str, ranks: int, layers: int) -> tuple[int, ...]:
     """Return the numbers of chunks with which a schedule cuts layers over ranks.
 

@@ -6,11 +6,22 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from debubble.core.errors import DebubbleError
+from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import Fixed, plan_request
-from debubble.planner.search.bounds import LeastMemory, least_memory
+from debubble.planner.search.bounds import (
+    LeastMemory,
+    least_memory,
+    least_turns,
+    standing_of,
+    time_in_memory,
+)
+from debubble.planner.search.evaluate import costs_of, schedule_of, timed
 from debubble.planner.search.groups import groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.within_memory import (
@@ -72,3 +83,38 @@ def test_a_schedule_that_is_made_in_more_memory_is_not_below_the_floor_of_its_ba
             saved.append(1 - variants.plan.step_time / base.plan.step_time)
             assert variants.plan.step_time >= base.floor
     assert max(saved) > 0.06
+
+
+@given(
+    work=st.lists(st.floats(0.0, 10.0), min_size=1, max_size=9),
+    microbatches=st.integers(1, 20),
+)
+def test_no_work_of_ranks_fills_a_pipeline_faster(work: list[float], microbatches: int) -> None:
+    ahead = np.cumsum([0.0, *work])
+    slowest = float((microbatches * np.array(work) + ahead[:-1]).max())
+    assert slowest >= sum(work) * least_turns(len(work), microbatches) * (1 - 1e-9)
+
+
+def test_the_bound_on_a_pipeline_that_fills_slowly_is_reached() -> None:
+    work = [(1 - 1 / 6) ** rank for rank in range(4)]
+    ahead = np.cumsum([0.0, *work[:-1]])
+    assert 6 * np.array(work) + ahead == pytest.approx(sum(work) * least_turns(4, 6))
+
+
+@pytest.mark.parametrize("name", ["zb-auto", "v-half"])
+def test_no_schedule_within_the_memory_is_faster_than_what_its_memory_allows(name: str) -> None:
+    fixed = Fixed(framework="automodel", tp=1, cp=1, recompute="none", schedules=(name,))
+    asked = plan_request("llama-3.1-8b", "h100", 32, 128, 4096, fixed=fixed)
+    share, tight = 1 + fragmentation(asked.training), []
+    for group in (one for one in groups(asked) if one.degrees.pp == 8 and one.microbatch_size == 1):
+        for candidate in group.candidates():
+            standing = standing_of(asked, candidate)
+            plan, timeline = timed(asked, candidate)
+            for part in (0.5, 0.75, 1.0):
+                limit = float((standing + part * share * timeline.peak_activation).max())
+                room = (limit - standing) / share
+                made = schedule_of(candidate, costs_of(plan.case), room.tolist())
+                _, within = timed(asked, candidate, made)
+                least = time_in_memory(replace(asked, limit=limit), candidate)
+                tight.append(least / within.makespan)
+    assert 0.5 < max(tight) <= 1

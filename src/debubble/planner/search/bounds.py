@@ -104,13 +104,11 @@ def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
     return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
 
 
-def fills_slowly(name: str, chunks: int) -> bool:
-    """Return whether a rank begins when all work of a microbatch ahead of it has one end left.
-
-    That is so with one stage per rank and whole backwards: all before it ran forward, and will run
-    backward after it.
-    """
-    return chunks == 1 and not splits_backwards(name)
+def turns_of(group: CandidateGroup) -> float:
+    """Return the least time of a group's pipelines, in times of one microbatch's work."""
+    ranks, microbatches = group.degrees.pp, group.microbatches
+    slow = group.choices.all_fill_slowly
+    return least_turns(ranks, microbatches) if slow else microbatches / ranks
 
 
 def least_turns(ranks: int, microbatches: int) -> float:

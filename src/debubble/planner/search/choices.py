@@ -12,7 +12,7 @@ from debubble.core.hashed_once import hashed_once
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees
 from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, divisors
 from debubble.planner.frameworks.table import find_framework, rules_of
-from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
+from debubble.planner.plannable import chunks_of, fills_slowly, first_cut, fits, plannable
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
 
@@ -57,6 +57,11 @@ class GroupChoices:
     def count(self) -> int:
         """Number of pairs of both."""
         return sum(len(splits) * len(self.settings[name]) for name, splits in self.orders.items())
+
+    @cached_property
+    def all_fill_slowly(self) -> bool:
+        """True if every order fills its pipeline slowly, as :func:`fills_slowly` says."""
+        return all(fills_slowly(name, one[0]) for name, own in self.orders.items() for one in own)
 
     @cached_property
     def all_settings(self) -> tuple[Setting, ...]:

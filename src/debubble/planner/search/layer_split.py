@@ -18,12 +18,11 @@ from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
-from debubble.planner.plannable import splits_backwards
+from debubble.planner.plannable import fills_slowly, splits_backwards
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.balance import Cut, balanced, least_load, loads_of, rank_loads
 from debubble.planner.search.bounds import (
     bounds_of_cuts,
-    fills_slowly,
     homes_of,
     least_step_of,
     least_turns,

@@ -18,11 +18,10 @@ from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
     LeastMemory,
-    fills_slowly,
     least_peaks,
     least_time,
-    least_turns,
     pipeline_bound,
+    turns_of,
 )
 from debubble.planner.search.choices import FEWEST, Setting, Split, first_setting
 from debubble.planner.search.evaluate import Evaluated, with_full_peaks
@@ -85,8 +84,6 @@ class Screen:
     large: list[tuple[float, Batch, tuple[str, Split]]] = field(default_factory=list)
     """Candidates that do not fit, each with bytes that its fullest rank needs at least, about: a
     batch, and a schedule with its cut."""
-    slow: dict[int, bool] = field(default_factory=dict)
-    """Whether all orders of a group fill slowly, by the identity of its choices."""
     work: dict[object, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -121,7 +118,7 @@ class Screen:
         alike = degrees.tp, degrees.cp, degrees.ep, replicas, group.microbatch_size, least
         if alike not in self.work:
             self.work[alike] = least_time(self.request, group.alone(least), 1) / group.microbatches
-        bound = self.work[alike] * self._turns(group)
+        bound = self.work[alike] * turns_of(group)
         self.queue.add(bound, group.count, BOUND, partial(self._open_group, group))
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
@@ -129,18 +126,7 @@ class Screen:
         key = alone.without_order()
         if key not in self.work:
             self.work[key] = least_time(self.request, alone, 1) / alone.microbatches
-        return self.work[key] * self._turns(group)
-
-    def _turns(self, group: CandidateGroup) -> float:
-        """Return the least time of a group's pipelines, in times of one microbatch's work."""
-        ranks, count = group.degrees.pp, group.microbatches
-        key = id(group.choices)
-        if key not in self.slow:
-            orders = group.orders.items()
-            self.slow[key] = all(
-                fills_slowly(name, one[0]) for name, cuts in orders for one in cuts
-            )
-        return least_turns(ranks, count) if self.slow[key] else count / ranks
+        return self.work[key] * turns_of(group)
 
     def _open_group(self, group: CandidateGroup) -> None:
         """Add the batches of a group, with the work of those that do least, if any has room."""
