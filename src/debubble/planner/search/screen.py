@@ -290,16 +290,14 @@ class Screen:
 
         With a reason nevertheless where it is near and no more.
         """
-        if bound > self._limit(candidate):
-            return None, SLOW_PIPELINE
         limit = self._limit(candidate)
-        if least_floor(self.request, candidate, self.splits) > limit:
-            return None, SLOWER
+        if bound > limit or least_floor(self.request, candidate, self.splits) > limit:
+            return None, SLOW_PIPELINE
         peaks = least_peaks(self.request, candidate)
         forced = self._forced(candidate, peaks)
         near = forced > limit or math.isinf(forced)
         if near and candidate.uses_costs:
-            return None, NO_ORDER
+            return None, NO_ORDER if math.isinf(forced) else SLOW_PIPELINE
         if near and peaks is not None:
             least = pipeline_bound(self.request, candidate)
             if not may_be_near(self.found, candidate, float(peaks.max()), least):
