@@ -115,6 +115,6 @@ def test_no_schedule_within_the_memory_is_faster_than_what_its_memory_allows(nam
                 room = (limit - standing) / share
                 made = schedule_of(candidate, costs_of(plan.case), room.tolist())
                 _, within = timed(asked, candidate, made)
-                least = time_in_memory(replace(asked, limit=limit), candidate)
+                least = time_in_memory(asked, candidate, limit)
                 tight.append(least / within.makespan)
     assert 0.5 < max(tight) <= 1

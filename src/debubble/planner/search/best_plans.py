@@ -43,7 +43,8 @@ def search(
     Best first: what has the lowest bound is looked at more closely, and comes back with a higher
     one, from groups (the work of their layers) to settings, candidates (their pipelines), and
     simulations. When the lowest bound is above the slowest plan to be kept, no candidate that is
-    left can be among the best. Some plan of the usual schedule is looked for first of all.
+    left can be among the best. First of all, as many plans that fit as are kept are looked for, of
+    the usual schedule where that is possible: with them, this is soon.
 
     The candidates that are left are simulated once each. Those that may be among the best by their
     :attr:`~debubble.planner.search.within_memory.Base.floor` are then evaluated in full, see

@@ -60,8 +60,8 @@ def least_step_of(request: PlanRequest, candidate: Candidate) -> float:
     return max(pipeline, float((worked + stages.gradients).max())) + stages.after
 
 
-def time_in_memory(request: PlanRequest, candidate: Candidate) -> float:
-    """Return seconds below which no order within the memory brings a candidate's pipeline.
+def time_in_memory(request: PlanRequest, candidate: Candidate, limit: float) -> float:
+    """Return seconds below which no order within `limit` bytes brings a candidate's pipeline.
 
     Memory as area: every activation stays for at least as long as a lone microbatch takes from its
     stage to the loss and back, and those of a rank fit into its free memory times the makespan.
@@ -70,7 +70,7 @@ def time_in_memory(request: PlanRequest, candidate: Candidate) -> float:
     stays = (stages.times[0] + stages.times[1])[::-1].cumsum()[::-1]
     share = 1 + fragmentation(request.training)
     areas = share * np.bincount(stages.homes, stages.stored * stays)
-    free = request.limit - standing_of(request, candidate)
+    free = limit - standing_of(request, candidate)
     if free.min() <= 0:
         return math.inf
     return candidate.microbatches * float((areas / free).max())

@@ -38,6 +38,7 @@ from debubble.planner.search.room import Large, with_room
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
+    NEAR,
     NO_FEWER,
     NO_ORDER,
     NO_ROOM,
@@ -297,7 +298,10 @@ class Screen:
         forced = self._forced(candidate, peaks)
         near = forced > limit or math.isinf(forced)
         if near and candidate.uses_costs:
-            return None, NO_ORDER if math.isinf(forced) else SLOW_PIPELINE
+            if math.isinf(forced):
+                return None, NO_ORDER
+            if least_made(self.request, candidate, NEAR * self.request.limit) > limit:
+                return None, SLOW_PIPELINE
         if near and peaks is not None:
             least = pipeline_bound(self.request, candidate)
             if not may_be_near(self.found, candidate, float(peaks.max()), least):
@@ -338,7 +342,7 @@ class Screen:
         """
         made = candidate.uses_costs
         if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
-            return least_made(self.request, candidate) if made else 0.0
+            return least_made(self.request, candidate, self.request.limit) if made else 0.0
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
         return forced_time(self.request, candidate, peaks)
@@ -362,10 +366,9 @@ class Screen:
         self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
 
     def _look_for_some(self, given: list[Candidate]) -> None:
-        """Begin with plans of the usual schedule that fit, so that there are enough soon."""
-        for candidate in given:
-            if candidate.schedule != USUAL_SCHEDULE:
-                continue
+        """Begin with plans that fit, of the usual schedule if possible, so that some are known."""
+        usual = [one for one in given if one.schedule == USUAL_SCHEDULE] or given[:1]
+        for candidate in usual if not given[0].uses_costs else ():
             own, _ = base_cut(self.request, candidate, self.splits)
             peaks = least_peaks(self.request, own)
             if peaks is not None and float(peaks.max()) <= self.request.limit:

@@ -124,9 +124,9 @@ def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | No
     return floor * (1 - ROUNDING)
 
 
-def least_made(request: PlanRequest, candidate: Candidate) -> float:
-    """Return seconds that no variant within the memory is below, of a schedule made for costs."""
-    return (1 - MOST_TIME_MADE) * time_in_memory(request, candidate)
+def least_made(request: PlanRequest, candidate: Candidate, limit: float) -> float:
+    """Return seconds that no variant within `limit` is below, of a schedule made for costs."""
+    return (1 - MOST_TIME_MADE) * time_in_memory(request, candidate, limit)
 
 
 def base_of(
@@ -169,7 +169,7 @@ def within_limit_of(
     candidate, within = base.plan.candidate, base.floor
     plan = with_peaks(base.plan)
     if candidate.uses_costs:
-        within = max(within, least_made(request, candidate))
+        within = max(within, least_made(request, candidate, request.limit))
     free = splits is not None and candidate.degrees.pp > 1
     if free and not plan.fits and not candidate.uses_costs:
         within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
