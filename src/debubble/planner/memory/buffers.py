@@ -85,13 +85,14 @@ def _of_stages(homes: Integers, count: int, runtime: Habits) -> Tensors:
 
 @lru_cache(maxsize=1024)
 def least_tensors(homes: tuple[int, ...], runtime: Habits) -> Integers:
-    """Return tensors that each stage holds for every microbatch of a step at any time.
+    """Return tensors that each stage holds at any time for each of :func:`least_held` microbatches.
 
-    Whatever the order, but for a pass that runs; `homes` are the ranks of the stages.
+    Whatever the order; `homes` are the ranks of the stages.
     """
     if not runtime.receive_buffers:
         return np.zeros(len(homes), dtype=np.int64)
     found = _of_stages(np.array(homes), len(homes), runtime)
+    # F and I stand for all passes of their direction, which hand on the same.
     begin = found.waiting[Kind.F] + found.waiting[Kind.I]
     forward, backward = (
         found.tensors_taken[kind] + found.tensors_freed[kind] - found.sent[kind]
@@ -99,3 +100,8 @@ def least_tensors(homes: tuple[int, ...], runtime: Habits) -> Integers:
     )
     least: Integers = np.minimum.reduce([begin, begin + forward, begin + forward + backward])
     return least
+
+
+def least_held(microbatches: int) -> int:
+    """Return microbatches whose tensors count at any time: all but those of a pair that runs."""
+    return max(microbatches - 2, 0)

@@ -14,6 +14,7 @@ from debubble.engine.timeline import simulate
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.cost.stage_costs import model_times
 from debubble.planner.memory.activations import stage_activations
+from debubble.planner.memory.buffers import least_held
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
@@ -209,7 +210,6 @@ def standing_of(request: PlanRequest, candidate: Candidate) -> Floats:
     Static memory, and the tensors between stages that the runtime keeps for the whole step.
     """
     stages, share = stages_of(request, candidate), 1 + fragmentation(request.training)
-    # While passes run, their tensors may be none of them.
-    tensors = max(candidate.microbatches - 2, 0)
-    found: Floats = stages.standing + share * tensors * stages.buffered
+    count = least_held(candidate.microbatches)
+    found: Floats = stages.standing + share * count * stages.buffered
     return found

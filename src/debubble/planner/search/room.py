@@ -19,7 +19,7 @@ from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.memory.activations import stage_activations
-from debubble.planner.memory.buffers import least_tensors
+from debubble.planner.memory.buffers import least_held, least_tensors
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import layer_parameters, stage_states
@@ -119,8 +119,7 @@ def rooms_of(request: PlanRequest, batches: Sequence[Batch], limit: float) -> li
     homes, tensors = _placed(orders, degrees.pp, request.training.runtime)
     # By batch, order and rank.
     free = limit * (1 + ROUNDING) - margin(request.training)
-    # As in `debubble.planner.search.bounds.standing_of`.
-    room = free - share * max(group.microbatches - 2, 0) * boundary[..., None] * tensors
+    room = free - share * least_held(group.microbatches) * boundary[..., None] * tensors
     room[..., 0] -= first
     room[:, np.arange(len(orders)), homes] -= last
 

@@ -367,8 +367,8 @@ class Screen:
 
     def _look_for_some(self, given: list[Candidate]) -> None:
         """Begin with plans that fit, of the usual schedule if possible, so that some are known."""
-        usual = [one for one in given if one.schedule == USUAL_SCHEDULE] or given[:1]
-        for candidate in usual if not given[0].uses_costs else ():
+        plain = [one for one in given if not one.uses_costs]
+        for candidate in [one for one in plain if one.schedule == USUAL_SCHEDULE] or plain[:1]:
             own, _ = base_cut(self.request, candidate, self.splits)
             peaks = least_peaks(self.request, own)
             if peaks is not None and float(peaks.max()) <= self.request.limit:
