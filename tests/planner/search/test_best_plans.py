@@ -314,19 +314,21 @@ def test_what_needs_least_is_near_where_nothing_fits() -> None:
     assert max(found.near[0].peaks) == pytest.approx(min(peaks.values()))
 
 
-def test_plans_that_need_more_memory_are_the_fastest_of_those_near() -> None:
-    asked = replace(plan_request("llama-3.1-8b", "h100", 8, 16, 4096), limit=30e9)
-    held = few(asked, recompute="none")
-    found = search(asked, held, 3)
+@pytest.mark.slow
+def test_nothing_that_nearly_fits_is_faster_than_what_is_near() -> None:
+    fixed = Fixed(framework="megatron", cp=1, recompute="none", tp=1)
+    asked = replace(plan_request("llama-3.1-8b", "h100", 16, 64, 4096, fixed=fixed), limit=30e9)
+    found = search(asked, groups(asked), 3, splits=runnable(asked))
     near = []
-    for candidate in (one for group in held for one in group.candidates()):
+    for candidate in (one for group in groups(asked) for one in group.candidates()):
         try:
             plan = evaluate(replace(asked, limit=float("inf")), candidate)
         except DebubbleError:
             continue
         if asked.limit < max(plan.peaks) <= 1.25 * asked.limit:
             near.append(plan.step_time)
-    assert found.near[0].step_time == pytest.approx(min(near))
+    assert found.near
+    assert found.near[0].step_time <= min(near)
 
 
 def test_what_has_no_room_is_not_looked_at_before_a_plan_is_known(
