@@ -96,11 +96,10 @@ class HangReport:
         for line in self.hang.evidence:
             lines += wrap(f"  {line}", width, 4)
         if self.missing:
-            lines += wrap(f"  no dump of global {_ranks(self.missing)}", width, 4)
+            ranks = "rank" if len(self.missing) == 1 else "ranks"
+            lines += wrap(f"  no dump of global {ranks} {listed(self.missing)}", width, 4)
         if self.empty:
-            more = f" and {len(self.empty) - SHOWN} more" if len(self.empty) > SHOWN else ""
-            names = ", ".join(self.empty[:SHOWN]) + more
-            lines += wrap(f"  unreadable, as it is empty: {names}", width, 4)
+            lines += wrap(f"  unreadable, as it is empty: {listed(self.empty)}", width, 4)
         if self.hang.advice:
             lines += ["", *wrap(self.hang.advice, width, 0)]
         return "\n".join(lines)
@@ -110,14 +109,10 @@ SHOWN = 8
 """Maximum number of ranks in a sentence, and of lines of evidence."""
 
 
-def numbers_text(ranks: Sequence[int]) -> str:
-    """Return some ranks as text: ``0, 1, 3``."""
-    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
-    return ", ".join(map(str, ranks[:SHOWN])) + more
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers_text(ranks)}"
+def listed(some: Sequence[object]) -> str:
+    """Return some ranks or names as text: ``0, 1, 3``."""
+    more = f" and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
+    return ", ".join(map(str, some[:SHOWN])) + more
 
 
 def _place(stand: Stand | None) -> dict[str, Any]:

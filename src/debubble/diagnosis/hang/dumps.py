@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +35,6 @@ from debubble.interchange.text import plain, shown
 
 MAX_DUMP = 1 << 30
 """Maximum size of a dump, in bytes."""
-
-FORMAT = "flight-recorder"
-"""Name of the format."""
 
 HEAD = 1 << 16
 """Size of the beginning by which a dump is recognized, in bytes."""
@@ -144,17 +142,13 @@ def empty_dumps(path: str, dumps: Sequence[Dump]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def recognizes(head: bytes) -> bool:
-    """Return whether a file is a dump, judged by its first unpacked bytes."""
-    plain_data = head[:1] in (b"\x80", b"{")
-    return plain_data and any(all(mark in head for mark in marks) for marks in MARKS)
-
-
 def _is_dump(file: Path) -> bool:
+    """Return whether a file is a dump, judged by its beginning."""
     try:
-        return recognizes(first_bytes(file, HEAD))
+        head = first_bytes(file, HEAD)
     except FormatError:
         return False
+    return head[:1] in (b"\x80", b"{") and any(all(map(head.__contains__, m)) for m in MARKS)
 
 
 def read_dumps(path: str) -> list[Dump]:
@@ -271,8 +265,7 @@ class _Reading:
     """Messages by group."""
     missed: dict[str, int] = field(default_factory=dict)
     """Messages before the first that is left, by group."""
-    names: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    """Operation, first and second rank in every name."""
+    names: set[str] = field(default_factory=set)
     first: int = -1
     entries: int = 0
 
@@ -281,16 +274,8 @@ class _Reading:
         self.entries += 1
         if self.first < 0:
             self.first = int(entry["record_id"])
-        title = entry["profiling_name"]
-        known = self.names.get(title)
-        if known is None:
-            operation = title.partition(":")[2]
-            ends = _ENDS.match(operation)
-            known = (operation, UNKNOWN, UNKNOWN)
-            if ends:
-                known = (ends[1], int(ends[2] or UNKNOWN), int(ends[3] or UNKNOWN))
-            self.names[title] = known
-        operation, own, other = known
+        self.names.add(entry["profiling_name"])
+        operation, own, other = _parsed(entry["profiling_name"])
         group = str(entry["process_group"][0])
         state = entry["state"]
         if operation in ("send", "recv"):
@@ -353,10 +338,9 @@ class _Reading:
 
     def _members(self, group: str) -> tuple[int, ...]:
         """Return the global ranks of a group; that of the world has no name in some dumps."""
-        found = self.groups.get(group)
-        if found is None:
-            found = max(self.groups.values(), key=len, default=())
-        return found
+        if group in self.groups:
+            return self.groups[group]
+        return max(self.groups.values(), key=len, default=())
 
     def dump(self, file: str, host: str | None, action: str, busy: bool) -> Dump:
         """Return the dump."""
@@ -376,6 +360,15 @@ class _Reading:
             joined={(name, self._members(name)): last for name, last in self.joined.items()},
             action=action, busy=busy,
         )  # fmt: skip
+
+
+@lru_cache
+def _parsed(name: str) -> tuple[str, int, int]:
+    """Return the operation in the name of an entry, and its first and second rank."""
+    operation = name.partition(":")[2]
+    if ends := _ENDS.match(operation):
+        return ends[1], int(ends[2] or UNKNOWN), int(ends[3] or UNKNOWN)
+    return operation, UNKNOWN, UNKNOWN
 
 
 def _finished(entry: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.hang.answer import Hang, HangKind, HangReport
 from debubble.diagnosis.hang.dumps import Dump
-from debubble.diagnosis.hang.job import HangJob, make_job
+from debubble.diagnosis.hang.job import make_job
 from debubble.diagnosis.hang.order_messages import OrderMessages
 from debubble.diagnosis.hang.reasons import (
     crossed_queues,
@@ -22,7 +22,7 @@ from debubble.diagnosis.hang.reasons import (
     shapes,
     short_buffer,
 )
-from debubble.diagnosis.hang.stuck import blocked_sends, circle, roots_of, stuck_rank
+from debubble.diagnosis.hang.stuck import blocked_sends, circle, stuck_rank
 from debubble.engine.modes import P2PMode
 
 
@@ -61,25 +61,13 @@ def explain_hang(
         raise FormatError("no sends or receives in these dumps: they say nothing of a pipeline")
     order = OrderMessages.of(schedule)
     job = make_job(dumps, schedule, order, mode)
+    hang = next(filter(None, (find(job) for find in REASONS)), None) or nothing(job)
     missing = tuple(rank for rank in sorted(job.places.where) if rank not in job.dumps)
-    return HangReport(schedule, _reason(job), tuple(job.stands.values()), missing)
+    return HangReport(schedule, hang, tuple(job.stands.values()), missing)
 
 
-def _reason(job: HangJob) -> Hang:
-    """Return the reason of a hang: what proves itself first, then what is left."""
-    for find in (foreign, other_order, shapes, short_buffer):
-        found = find(job)
-        if found is not None:
-            return found
-    roots = roots_of(job)
-    found = deadlock_of(job, roots) or blocked_sends(job, roots)
-    if found is not None:
-        return found
-    if roots:
-        return stuck_rank(job, roots)
-    for find in (crossed_queues, in_flight, joined_call):
-        found = find(job)
-        if found is not None:
-            return found
-    waits = any(stand.waits for stand in job.stands.values())
-    return circle(job) if waits else nothing(job)
+REASONS = (
+    foreign, other_order, shapes, short_buffer, deadlock_of, blocked_sends, stuck_rank,
+    crossed_queues, in_flight, joined_call, circle,
+)  # fmt: skip
+"""Search functions of the reasons: what proves itself first, then what is left."""

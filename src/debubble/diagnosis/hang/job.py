@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.hang.answer import numbers_text
+from debubble.diagnosis.hang.answer import SHOWN, listed
 from debubble.diagnosis.hang.dumps import Call, Dump
 from debubble.diagnosis.hang.order_messages import OrderMessages, Pair
 from debubble.diagnosis.hang.pipelines import JobPlaces, place_ranks
@@ -49,10 +49,30 @@ class HangJob:
                 found.setdefault(other, []).append(rank)
         return found
 
+    @cached_property
+    def roots(self) -> list[tuple[Stand, tuple[Stand, ...]]]:
+        """Ranks that wait for none and are not done, with those that wait for them.
+
+        Those whose own dump proves it come first, then those that most ranks wait for. A rank whose
+        last send is not received may stand in that: it does where the ranks that it then waits for
+        lead to one that waits for none.
+        """
+        free = [stand for stand in self.stands.values() if stand.is_free]
+        found = []
+        for stand in free:
+            waiting = waiters(self, stand)
+            waited_for = reached(self, stand, lambda one: one.waits or one.may_wait)
+            if any(one.is_free and not one.may_wait for one in waited_for):
+                continue
+            if stand.kind is not StandKind.DONE or waiting or stand.dump is None:
+                found.append((stand, waiting))
+        return sorted(found, key=lambda root: (not root[0].is_proven, -len(root[1])))
+
     def message(self, pair: Pair, number: int, received: bool = False) -> str:
         """Return a message as the action that sends it, or receives it."""
-        ends = self.order.receive if received else self.order.send
-        return self.order.text(int(ends[pair][number % self.order.count(pair)]))
+        positions = self.order.pairs[pair]
+        ends = positions.receive if received else positions.send
+        return self.order.text(int(ends[number % len(ends)]))
 
 
 def make_job(
@@ -89,20 +109,21 @@ def in_calls(stand: Stand, calls: Sequence[tuple[Call, tuple[int, ...]]]) -> Sta
     return replace(stand, kind=StandKind.CALLING, call=call, waits=waits)
 
 
-def waiters(job: HangJob, global_rank: int) -> tuple[Stand, ...]:
-    """Return the ranks that wait for one, those that do directly first."""
-    found = {global_rank: None}
-    todo = [global_rank]
+def reached(
+    job: HangJob, stand: Stand, following: Callable[[Stand], Iterable[int]]
+) -> tuple[Stand, ...]:
+    """Return the other ranks that steps from one to its following ones lead to, nearest first."""
+    found, todo = {stand.global_rank}, [stand.global_rank]
     for here in todo:
-        new = [rank for rank in job.followers.get(here, ()) if rank not in found]
-        found |= dict.fromkeys(new)
+        new = dict.fromkeys(rank for rank in following(job.stands[here]) if rank not in found)
+        found |= new.keys()
         todo += new
-    return tuple(job.stands[rank] for rank in found if rank != global_rank)
+    return tuple(job.stands[rank] for rank in todo[1:])
 
 
-def title(job: HangJob) -> str:
-    """Return the name of the schedule."""
-    return job.schedule.name
+def waiters(job: HangJob, stand: Stand) -> tuple[Stand, ...]:
+    """Return the ranks that wait for one, those that do directly first."""
+    return reached(job, stand, lambda one: job.followers.get(one.global_rank, ()))
 
 
 def name_of(job: HangJob, stand: Stand) -> str:
@@ -121,7 +142,7 @@ def waiting_text(job: HangJob, waiting: Sequence[Stand]) -> str:
     numbers = [stand.global_rank if several else stand.rank for stand in waiting]
     one = len(numbers) == 1
     label = ("global " if several else "") + ("rank" if one else "ranks")
-    return f"{label} {numbers_text(numbers)} {'waits' if one else 'wait'} for it"
+    return f"{label} {listed(numbers)} {'waits' if one else 'wait'} for it"
 
 
 def where_text(job: HangJob, stand: Stand) -> str:
@@ -137,11 +158,16 @@ def where_text(job: HangJob, stand: Stand) -> str:
     return f"{name_of(job, stand)}{step} {'; '.join(parts)} ({file})"
 
 
+def evidence_of(job: HangJob, stands: Sequence[Stand]) -> tuple[str, ...]:
+    """Return lines about where some ranks stand."""
+    return tuple(where_text(job, stand) for stand in stands[:SHOWN])
+
+
 def stands_text(job: HangJob, stand: Stand) -> str:
     """Return what a rank does, in a few words."""
     if stand.call is not None and stand.kind is StandKind.CALLING:
         before = f" before {stand.action}" if stand.action else ""
-        return f"is in {stand.call.name} of ranks {numbers_text(stand.call.group[1])}{before}"
+        return f"is in {stand.call.name} of ranks {listed(stand.call.group[1])}{before}"
     silent = ""
     if stand.maybe:
         verb = "sends" if len(stand.maybe) == 1 else "send"

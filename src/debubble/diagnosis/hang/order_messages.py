@@ -34,6 +34,17 @@ class TaskMessage(NamedTuple):
     """Its number among the messages of the pair in one step."""
 
 
+class PairPositions(NamedTuple):
+    """Positions of actions by the messages of a pair, in the order of their sends."""
+
+    send: Numbers
+    receive: Numbers
+    maker: Numbers
+    """Positions of the actions that make the messages."""
+    user: Numbers
+    """Positions of the actions that wait for them."""
+
+
 @dataclass(frozen=True, eq=False)
 class OrderMessages:
     """The messages of one step of a schedule.
@@ -44,14 +55,8 @@ class OrderMessages:
 
     lowered: Schedule
     """The schedule with transfers; positions are those of its actions."""
-    send: Mapping[Pair, Numbers]
-    """Positions of the sends of each pair, in order."""
-    receive: Mapping[Pair, Numbers]
-    """Positions of their receives."""
-    maker: Mapping[Pair, Numbers]
-    """Positions of the actions that make them."""
-    user: Mapping[Pair, Numbers]
-    """Positions of the actions that wait for them."""
+    pairs: Mapping[Pair, PairPositions]
+    """Positions of the messages of every pair that has some."""
     task: Numbers
     """Number of the task of every position; of the task before it for what does not compute."""
 
@@ -77,16 +82,12 @@ class OrderMessages:
         order = np.argsort(send, kind="stable")
         send, receive = send[order], receive[order]
         keys = home[send] * lowered.ranks + home[receive]
-        sends: dict[Pair, Numbers] = {}
-        receives, makers, users = sends.copy(), sends.copy(), sends.copy()
-        columns = (sends, receives, makers, users)
-        for key in np.unique(keys).tolist():
-            here = keys == key
-            pair = divmod(key, lowered.ranks)
-            found = (send[here], receive[here], maker[send[here]], user[receive[here]])
-            for column, positions in zip(columns, found, strict=True):
-                column[pair] = positions
-        return cls(lowered, sends, receives, makers, users, _tasks(lowered))
+        columns = np.stack([send, receive, maker[send], user[receive]])
+        pairs = {
+            divmod(key, lowered.ranks): PairPositions(*columns[:, keys == key])
+            for key in np.unique(keys).tolist()
+        }
+        return cls(lowered, pairs, _tasks(lowered))
 
     @cached_property
     def tasks(self) -> Numbers:
@@ -102,30 +103,26 @@ class OrderMessages:
 
     def count(self, pair: Pair) -> int:
         """Return the number of messages of a pair in one step."""
-        found = self.send.get(pair)
-        return 0 if found is None else len(found)
+        return len(self.pairs[pair].send) if pair in self.pairs else 0
 
     def pairs_of(self, rank: int) -> list[Pair]:
         """Return the pairs that a rank is in, what it sends first."""
-        pairs = [pair for pair in self.send if pair[0] == rank]
-        return pairs + [pair for pair in self.send if pair[1] == rank]
+        return [pair for side in (0, 1) for pair in self.pairs if pair[side] == rank]
 
     @cached_property
     def takes(self) -> list[dict[int, list[TaskMessage]]]:
         """Messages that each task waits for, by rank and task."""
-        return self._by_task(self.user, 1)
+        return self._by_task("user", 1)
 
     @cached_property
     def gives(self) -> list[dict[int, list[TaskMessage]]]:
         """Messages that each task makes, by rank and task."""
-        return self._by_task(self.maker, 0)
+        return self._by_task("maker", 0)
 
-    def _by_task(
-        self, ends: Mapping[Pair, Numbers], side: int
-    ) -> list[dict[int, list[TaskMessage]]]:
+    def _by_task(self, end: str, side: int) -> list[dict[int, list[TaskMessage]]]:
         found: list[dict[int, list[TaskMessage]]] = [{} for _ in range(self.lowered.ranks)]
-        for pair, positions in ends.items():
-            for number, task in enumerate(self.task[positions].tolist()):
+        for pair, positions in self.pairs.items():
+            for number, task in enumerate(self.task[getattr(positions, end)].tolist()):
                 found[pair[side]].setdefault(task, []).append(TaskMessage(task, pair, number))
         return found
 
@@ -133,9 +130,9 @@ class OrderMessages:
     def transfers(self) -> list[list[tuple[bool, Pair]]]:
         """Return (is a send, pair) of the transfers of every rank's program, in order."""
         found: dict[int, tuple[bool, Pair]] = {}
-        for pair in self.send:
-            found |= dict.fromkeys(self.send[pair].tolist(), (True, pair))
-            found |= dict.fromkeys(self.receive[pair].tolist(), (False, pair))
+        for pair, positions in self.pairs.items():
+            found |= dict.fromkeys(positions.send.tolist(), (True, pair))
+            found |= dict.fromkeys(positions.receive.tolist(), (False, pair))
         rows: list[list[tuple[bool, Pair]]] = [[] for _ in range(self.lowered.ranks)]
         for position in sorted(found):
             rows[self.lowered.rank_of(position)].append(found[position])
@@ -147,7 +144,7 @@ class OrderMessages:
 
         Those of one number are posted at once.
         """
-        ends = np.sort(np.concatenate([*self.send.values(), *self.receive.values()]))
+        ends = np.sort(np.concatenate([end for each in self.pairs.values() for end in each[:2]]))
         home = self.lowered.ranks_of_actions[ends]
         return [self.task[ends[home == rank]].tolist() for rank in range(self.lowered.ranks)]
 

@@ -87,7 +87,7 @@ def _fits(places: JobPlaces, talk: tuple[int, int], order: OrderMessages) -> boo
     if not all(rank in places.where for rank in talk):
         return False
     (copy, here), (other, there) = places.where[talk[0]], places.where[talk[1]]
-    return copy == other and ((here, there) in order.send or (there, here) in order.send)
+    return copy == other and ((here, there) in order.pairs or (there, here) in order.pairs)
 
 
 def _at_distance(world: Sequence[int], ranks: int, distance: int) -> JobPlaces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -65,9 +65,19 @@ class Stand:
     """Its last send."""
     waits: tuple[int, ...] = ()
     """Global ranks it waits for."""
-    may_wait: tuple[int, ...] = field(default=())
+    may_wait: tuple[int, ...] = ()
     """Global ranks that have not posted the receives of what it sent: it waits for these if its
     sends block."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it waits for nothing that it has posted a receive for, or a collective."""
+        return not self.waits and self.kind not in (StandKind.WAITING, StandKind.CALLING)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its own dump shows that it waits for none, whatever its sends do."""
+        return self.dump is not None and not self.may_wait
 
 
 def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, PairMessages]:
@@ -77,7 +87,7 @@ def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, Pa
     Where neither end recorded when messages were over, those are that both have posted.
     """
     found: dict[Pair, PairMessages] = {}
-    for pair in order.send:
+    for pair in order.pairs:
         ends = [trails.get(rank) for rank in pair]
         counts = [
             None if trail is None else trail.counts.get(pair, (trail.base.get(pair, 0),) * 2)
@@ -103,7 +113,8 @@ def _add_needed(
             continue
         step, here = divmod(task, int(order.tasks[rank]))
         for pair in order.pairs_of(rank):
-            ends = order.maker[pair] if pair[0] == rank else order.user[pair]
+            positions = order.pairs[pair]
+            ends = positions.maker if pair[0] == rank else positions.user
             least = step * order.count(pair) + int((order.task[ends] <= here).sum())
             link = links[pair]
             if pair[0] == rank:
@@ -128,7 +139,7 @@ class RankWalk:
         for pair, link in self.links.items():
             if pair[0] == self.rank and link.sent:
                 step, number = divmod(link.sent - 1, self.order.count(pair))
-                task = int(self.order.task[self.order.maker[pair][number]])
+                task = int(self.order.task[self.order.pairs[pair].maker[number]])
                 last = max(last, step * tasks + task)
         return last
 
@@ -224,9 +235,9 @@ def _action(
     """Return the action of a task: of a group the one that the message is for, or sends."""
     if message is not None:
         pair, number = message
-        return order.text(int(order.user[pair][number % order.count(pair)]))
+        return order.text(int(order.pairs[pair].user[number % order.count(pair)]))
     for need in order.gives[rank].get(task, ()):
-        return order.text(int(order.maker[need.pair][need.number]))
+        return order.text(int(order.pairs[need.pair].maker[need.number]))
     return order.text(int(order.first_of_task[rank][task]))
 
 

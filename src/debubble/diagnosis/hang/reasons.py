@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from debubble.analysis.check import check
 from debubble.core.units import counted
-from debubble.diagnosis.hang.answer import SHOWN, Hang, HangKind, numbers_text
-from debubble.diagnosis.hang.job import HangJob, name_of, nth, title, waiters, where_text
+from debubble.diagnosis.hang.answer import SHOWN, Hang, HangKind, listed
+from debubble.diagnosis.hang.job import HangJob, evidence_of, name_of, nth, waiters
 from debubble.diagnosis.hang.order_messages import Pair
 from debubble.diagnosis.hang.progress import Stand, StandKind
 from debubble.diagnosis.hang.trails import first_early
@@ -30,7 +30,7 @@ def foreign(job: HangJob) -> Hang | None:
         return None
     stand, (source, target) = found[0]
     way = f"sends to rank {target}" if source == stand.rank else f"receives from rank {source}"
-    text = f"{name_of(job, stand)} {way}, which it never does in {title(job)}"
+    text = f"{name_of(job, stand)} {way}, which it never does in {job.schedule.name}"
     return _not_run(job, [one for one, _ in found], text)
 
 
@@ -51,7 +51,8 @@ def other_order(job: HangJob) -> Hang | None:
     text = (
         f"{name_of(job, stand)} sent {job.message(pair, number)}, its {nth(number + 1)} message to "
         f"rank {pair[1]}, before it had posted "
-        f"{job.message(early.pair, early.number, received=True)}, which {title(job)} has earlier"
+        f"{job.message(early.pair, early.number, received=True)}, which {job.schedule.name} has "
+        "earlier"
     )
     all_found = [job.stands[job.places.ranks[other][one.rank]] for other, one, _ in found]
     return _not_run(job, all_found, text)
@@ -62,7 +63,7 @@ def _not_run(job: HangJob, found: Sequence[Stand], text: str) -> Hang:
     if len({one.rank for one in found}) == 1:
         return orders(job, found[0], text)
     return Hang(
-        HangKind.ORDERS, f"the job does not run {title(job)}: {text}.",
+        HangKind.ORDERS, f"the job does not run {job.schedule.name}: {text}.",
         tuple(f"{name_of(job, one)} does not follow it, either" for one in found[1:SHOWN]),
         "Give the schedule that ran, with its sizes and options.",
     )  # fmt: skip
@@ -73,7 +74,7 @@ def orders(job: HangJob, stand: Stand, text: str, evidence: tuple[str, ...] = ()
     return Hang(
         HangKind.ORDERS, f"{text}: it runs another schedule.", evidence,
         f"Compare the arguments of process {stand.global_rank} with those of the others, or give "
-        "the schedule that ran.", stand, waiters(job, stand.global_rank),
+        "the schedule that ran.", stand, waiters(job, stand),
     )  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def shapes(job: HangJob) -> Hang | None:
                         HangKind.SHAPES, text, (),
                         "Give both stages the same shape and type. Common differences are sequence "
                         "length, microbatch size and precision.",
-                        stand, waiters(job, stand.global_rank) or (other,),
+                        stand, waiters(job, stand) or (other,),
                     )  # fmt: skip
     return None
 
@@ -121,7 +122,7 @@ def short_buffer(job: HangJob) -> Hang | None:
         f"{counted(len(trail.pair), 'message')} left, of {needed:,} that a step has: it does not "
         "say where in the step the rank is."
     )
-    evidence = tuple(where_text(job, one) for one in list(job.stands.values())[:SHOWN])
+    evidence = evidence_of(job, [*job.stands.values()])
     return Hang(
         HangKind.BUFFER, text, evidence,
         f"Run again with TORCH_FR_BUFFER_SIZE={size} (TORCH_NCCL_TRACE_BUFFER_SIZE before "
@@ -129,14 +130,14 @@ def short_buffer(job: HangJob) -> Hang | None:
     )  # fmt: skip
 
 
-def deadlock_of(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -> Hang | None:
+def deadlock_of(job: HangJob) -> Hang | None:
     """Find a deadlock of the schedule that the ranks stand in."""
     standing = {
         text for stand in job.stands.values() for text in _standing(job, stand)
     }  # fmt: skip
     if not standing:
         return None
-    if roots and not any(stand.may_wait for stand, _ in roots):
+    if job.roots and not any(stand.may_wait for stand, _ in job.roots):
         return None
     modes = MODES_TRIED if job.mode is None else (job.mode,)
     for mode in modes:
@@ -149,9 +150,9 @@ def deadlock_of(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) 
             meeting = MODE[mode].meeting or "in every p2p mode"
             return Hang(
                 HangKind.DEADLOCK,
-                f"{title(job)} deadlocks {meeting} ({mode}): "
+                f"{job.schedule.name} deadlocks {meeting} ({mode}): "
                 f"{problem.message.removeprefix('a deadlock: ')}.",
-                tuple(where_text(job, stand) for stand in ranks[:SHOWN]),
+                evidence_of(job, ranks),
                 problem.fix[:1].upper() + problem.fix[1:] + "." if problem.fix else "",
                 ranks[0] if ranks else None, tuple(ranks[1:]), mode,
             )  # fmt: skip
@@ -198,10 +199,10 @@ def crossed_queues(job: HangJob) -> Hang | None:
                 "other, on one queue for both directions (pair), as NCCL has."
             )
             return Hang(
-                HangKind.DEADLOCK, text, tuple(where_text(job, one) for one in (stand, other)),
+                HangKind.DEADLOCK, text, evidence_of(job, (stand, other)),
                 "Post both in one batch (batch_isend_irecv), or receive where 'debubble export "
                 "--to torch-csv-comms --p2p-mode pair' does.",
-                stand, (other, *(one for one in waiters(job, stand.global_rank) if one != other)),
+                stand, (other, *(one for one in waiters(job, stand) if one != other)),
                 "pair",
             )  # fmt: skip
     return None
@@ -218,12 +219,11 @@ def in_flight(job: HangJob) -> Hang | None:
             other = job.stands[job.places.ranks[stand.copy][pair[0]]]
             names = f"from {name_of(job, other)} to {name_of(job, stand)}"
             text = f"{job.message(pair, number)} {names} is posted at both ends and does not end."
-            waiting = waiters(job, stand.global_rank)
             return Hang(
-                HangKind.LINK, text, tuple(where_text(job, one) for one in (stand, other)),
+                HangKind.LINK, text, evidence_of(job, (stand, other)),
                 "Look at the route between their hosts: NCCL_DEBUG=INFO names the interface, and "
                 "ibstat or dmesg show its state. An earlier transfer in its queue may hold it up.",
-                stand, waiting,
+                stand, waiters(job, stand),
             )  # fmt: skip
     return None
 
@@ -233,12 +233,12 @@ def joined_call(job: HangJob) -> Hang | None:
     for stand in job.stands.values():
         if stand.kind is StandKind.CALLING and not stand.waits and stand.call is not None:
             call = stand.call
-            ranks = numbers_text(call.group[1])
+            ranks = listed(call.group[1])
             text = f"{call.name} {call.number} of ranks {ranks} does not end, and all joined it."
             return Hang(
-                HangKind.COLLECTIVE, text, (where_text(job, stand),),
+                HangKind.COLLECTIVE, text, evidence_of(job, (stand,)),
                 "torchfrtrace compares what each rank passed to it.", stand,
-                waiters(job, stand.global_rank),
+                waiters(job, stand),
             )  # fmt: skip
     return None
 

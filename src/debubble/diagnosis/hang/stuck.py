@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from debubble.diagnosis.hang.answer import SHOWN, Hang, HangKind, numbers_text
+from debubble.diagnosis.hang.answer import Hang, HangKind, listed
 from debubble.diagnosis.hang.dumps import Call
 from debubble.diagnosis.hang.job import (
     HangJob,
+    evidence_of,
     name_of,
     one_of,
+    reached,
     stands_text,
-    title,
     waiters,
     waiting_text,
-    where_text,
 )
 from debubble.diagnosis.hang.order_messages import Pair
 from debubble.diagnosis.hang.progress import Stand, StandKind
@@ -24,50 +24,14 @@ from debubble.diagnosis.hang.trails import POLICIES
 from debubble.lowering.transfers import TransferPolicy
 
 
-def roots_of(job: HangJob) -> list[tuple[Stand, tuple[Stand, ...]]]:
-    """Return the ranks that wait for none and are not done, with those that wait for them.
-
-    Those whose own dump proves it come first, then those that most ranks wait for. A rank whose
-    last send is not received may stand in that: it does where the ranks that it then waits for lead
-    to one that waits for none.
-    """
-    free = [stand for stand in job.stands.values() if _is_free(stand)]
-    ends = {stand.global_rank for stand in free if not stand.may_wait}
-    found = []
-    for stand in free:
-        waiting = waiters(job, stand.global_rank)
-        if stand.may_wait and _leads_to(job, stand, ends):
-            continue
-        if stand.kind is not StandKind.DONE or waiting or stand.dump is None:
-            found.append((stand, waiting))
-    return sorted(found, key=lambda root: (not _is_proven(root[0]), -len(root[1])))
-
-
-def _is_free(stand: Stand) -> bool:
-    """Return whether a rank waits for nothing that it has posted a receive for, or a collective."""
-    return not stand.waits and stand.kind not in (StandKind.WAITING, StandKind.CALLING)
-
-
-def _is_proven(stand: Stand) -> bool:
-    """Return whether a rank's own dump shows that it waits for none, whatever its sends do."""
-    return stand.dump is not None and not stand.may_wait
-
-
 def _is_in_doubt(job: HangJob, stand: Stand) -> bool:
     """Return whether a rank without a dump may itself wait for another that does not go on."""
-    if stand.dump is not None:
-        return False
-    seen, todo = {stand.global_rank}, _unseen_waits(job, stand)
-    for here in todo:
-        if here in seen:
-            continue
-        seen.add(here)
-        one = job.stands[here]
-        if _is_free(one):
-            return True
+
+    def following(one: Stand) -> Sequence[int]:
         # In a batch a receive that is over stands with a send that is not.
-        todo += (*one.waits, *one.may_wait)
-    return False
+        return _unseen_waits(job, stand) if one is stand else (*one.waits, *one.may_wait)
+
+    return stand.dump is None and any(one.is_free for one in reached(job, stand, following))
 
 
 def _unseen_waits(job: HangJob, stand: Stand) -> list[int]:
@@ -88,22 +52,9 @@ def _unseen_waits(job: HangJob, stand: Stand) -> list[int]:
     return [ranks[rank] for pair in mine for rank in pair if rank != stand.rank]
 
 
-def _leads_to(job: HangJob, stand: Stand, ends: Collection[int]) -> bool:
-    """Return whether what a rank waits for, if its sends block, leads to one of some ranks."""
-    seen, todo = {stand.global_rank}, list(stand.may_wait)
-    while todo:
-        here = todo.pop()
-        if here in ends:
-            return True
-        if here not in seen:
-            seen.add(here)
-            todo += job.stands[here].waits or job.stands[here].may_wait
-    return False
-
-
-def blocked_sends(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -> Hang | None:
+def blocked_sends(job: HangJob) -> Hang | None:
     """Find ranks that each send to the other, and neither receives: their sends block."""
-    free = {stand.global_rank: stand for stand, _ in roots if stand.may_wait}
+    free = {stand.global_rank: stand for stand, _ in job.roots if stand.may_wait}
     for here, stand in free.items():
         for there in stand.may_wait:
             other = free.get(there)
@@ -114,9 +65,9 @@ def blocked_sends(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]
                 f"{name_of(job, stand)} sends {sent[0]} to {name_of(job, other)}, which sends "
                 f"{sent[1]} to it, and neither receives: their sends wait for each other."
             )
-            waiting = tuple(one for one in waiters(job, here) if one is not other)
+            waiting = tuple(one for one in waiters(job, stand) if one is not other)
             return Hang(
-                HangKind.DEADLOCK, text, (where_text(job, stand), where_text(job, other)),
+                HangKind.DEADLOCK, text, evidence_of(job, (stand, other)),
                 "Post sends together with the receives of the next action (batch_isend_irecv), or "
                 "let every second rank receive first.", stand, (other, *waiting), "blocking",
             )  # fmt: skip
@@ -129,9 +80,11 @@ def _unreceived(job: HangJob, stand: Stand, other: Stand) -> str:
     return job.message(pair, job.links[stand.copy][pair].received)
 
 
-def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -> Hang:
-    """Return the answer that a rank does not go on."""
-    stand, waiting = roots[0]
+def stuck_rank(job: HangJob) -> Hang | None:
+    """Find a rank that does not go on."""
+    if not job.roots:
+        return None
+    stand, waiting = job.roots[0]
     other = waits_early(job, stand)
     if other is not None:
         return other
@@ -142,12 +95,12 @@ def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -
             f"the job waits for {name_of(job, stand)}, or for one that it waits for: no dump of "
             f"it; {waiting_text(job, waiting)}."
         )
-    evidence = [where_text(job, one) for one in (stand, *waiting[: SHOWN - 1])]
+    evidence = [*evidence_of(job, (stand, *waiting))]
     ahead = _posted_ahead(job, stand)
     if ahead:
         evidence.insert(1, ahead)
-    more = [f"{name_of(job, one)} waits for nothing either" for one, _ in roots[1:3]
-            if one.kind is not StandKind.DONE and _is_proven(one)]  # fmt: skip
+    more = [f"{name_of(job, one)} waits for nothing either" for one, _ in job.roots[1:3]
+            if one.kind is not StandKind.DONE and one.is_proven]  # fmt: skip
     host = f" on {stand.dump.host}" if stand.dump is not None and stand.dump.host else ""
     advice = (
         f"Look whether process {stand.global_rank} died: its log, and dmesg of its host."
@@ -163,7 +116,7 @@ def _what(stand: Stand, call: Call | None) -> str:
     """Return what a rank did not do."""
     if call is not None:
         before = f"stands in {one_of(stand.maybe)}, or " if stand.maybe else ""
-        what = f"{before}did not join {call.name} of ranks {numbers_text(call.group[1])}"
+        what = f"{before}did not join {call.name} of ranks {listed(call.group[1])}"
         return f"{what} after step {stand.step}" if stand.step else what
     if stand.dump is None:
         verb = "finished" if stand.kind is StandKind.COMPUTING else "began"
@@ -198,17 +151,15 @@ def waits_early(job: HangJob, stand: Stand) -> Hang | None:
     for sends, early, later in trail.incomplete():
         if sends or links[early].sent > later:
             continue
-        if ranks[early[0]] not in {one.global_rank for one in waiters(job, stand.global_rank)}:
+        if ranks[early[0]] not in {one.global_rank for one in waiters(job, stand)}:
             continue
         if any(_posts_first(job, policy, (early, later), (pair, number))
                for policy in POLICIES):  # fmt: skip
             continue
         wanted = job.message(early, later, received=True)
-        text = (
-            f"{name_of(job, stand)} waits at {wanted}, which {title(job)} has after {stand.action}"
-        )
-        evidence = tuple(where_text(job, one) for one in (stand, *waiters(job, stand.global_rank)))
-        return orders(job, stand, text, evidence[:SHOWN])
+        text = f"{name_of(job, stand)} waits at {wanted}, which {job.schedule.name} has after "
+        text += stand.action
+        return orders(job, stand, text, evidence_of(job, (stand, *waiters(job, stand))))
     return None
 
 
@@ -235,13 +186,15 @@ def _posts_first(
     places = []
     for pair, number in (early, late):
         step, place = divmod(number, order.count(pair))
-        places.append((step, int(order.receive[pair][place])))
+        places.append((step, int(order.pairs[pair].receive[place])))
     return places[0] < places[1]
 
 
-def circle(job: HangJob) -> Hang:
-    """Return the answer for ranks that wait for each other although the schedule does not."""
-    first = next(stand for stand in job.stands.values() if stand.waits)
+def circle(job: HangJob) -> Hang | None:
+    """Find ranks that wait for each other although the schedule does not."""
+    first = next((stand for stand in job.stands.values() if stand.waits), None)
+    if first is None:
+        return None
     seen: list[int] = []
     here = first.global_rank
     while here not in seen:
@@ -250,9 +203,9 @@ def circle(job: HangJob) -> Hang:
     ring = [job.stands[rank] for rank in seen[seen.index(here) :]]
     # A collective in the middle of a step is what the others do not have there.
     odd = next((one for one in ring if one.kind is StandKind.CALLING), ring[0])
-    ranks = numbers_text([one.global_rank for one in ring])
+    ranks = listed([one.global_rank for one in ring])
     text = (
-        f"ranks {ranks} wait for each other, as they never do in {title(job)}, and "
+        f"ranks {ranks} wait for each other, as they never do in {job.schedule.name}, and "
         f"{name_of(job, odd)} {stands_text(job, odd)}"
     )
-    return orders(job, odd, text, tuple(where_text(job, one) for one in ring[:SHOWN]))
+    return orders(job, odd, text, evidence_of(job, ring))

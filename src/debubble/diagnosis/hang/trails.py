@@ -221,10 +221,10 @@ def first_early(trail: Trail, order: OrderMessages) -> Early | None:
     step, task = _tasks_of_sends(trail, order)
     here = np.flatnonzero(step >= 0)
     worst: Early | None = None
-    for pair in order.send:
+    for pair, positions in order.pairs.items():
         if pair[1] != rank:
             continue
-        users = np.sort(order.task[order.user[pair]])
+        users = np.sort(order.task[positions.user])
         per_task = np.searchsorted(users, np.arange(tasks), side="right")
         needed = step[here] * len(users) + per_task[task[here]]
         posted = np.full(len(here), trail.base.get(pair, 0))
@@ -247,7 +247,7 @@ def _tasks_of_sends(trail: Trail, order: OrderMessages) -> tuple[Numbers, Number
         here = trail.pair == index
         whole = trail.number[here] + trail.base.get(pair, 0)
         step[here], place = np.divmod(whole, order.count(pair))
-        task[here] = order.task[order.maker[pair][place]]
+        task[here] = order.task[order.pairs[pair].maker[place]]
     return step, task
 
 
@@ -264,8 +264,11 @@ def align(trails: Sequence[Trail], order: OrderMessages) -> list[Trail]:
     found = {}
     for trail in trails:
         fitting = ways[trail.rank]
-        certain = len(fitting) == 1 or (fitting[:1] and _is_first(fitting[0]))
-        found[trail.rank] = replace(fitting[0] if fitting else trail, certain=bool(certain))
+        # The first is certain, too, if all earlier messages were of steps.
+        certain = len(fitting) == 1 or any(
+            sum(way.base.values()) == way.missed for way in fitting[:1]
+        )
+        found[trail.rank] = replace(fitting[0] if fitting else trail, certain=certain)
     return list(_in_one_step(found, order).values())
 
 
@@ -287,12 +290,6 @@ def _candidates(trail: Trail, order: OrderMessages, most: int) -> list[Trail]:
                 found.append(way)
                 break
     return found
-
-
-def _is_first(trail: Trail) -> bool:
-    """Return whether a trail has the base that it has if all earlier messages were of steps."""
-    before = sum(trail.base.values())
-    return not trail.missed or before == trail.missed
 
 
 def _bases(trail: Trail, order: OrderMessages, begin: int) -> Iterator[dict[Pair, int]]:
@@ -330,7 +327,7 @@ def _agree(ways: dict[int, list[Trail]], order: OrderMessages) -> None:
     changed = True
     while changed:
         changed = False
-        for pair in order.send:
+        for pair in order.pairs:
             ends = [ways.get(rank, []) for rank in pair]
             if not all(ends) or any(way.stateless for end in ends for way in end[:1]):
                 continue
