@@ -81,13 +81,10 @@ def account(
     chosen = _chosen(run.rows, run.duration.size)
     totals: dict[int, dict[str, float]] = {}
     seen: dict[int, int] = {}
-    steps, place = run.step_of
-    longest = np.zeros(len(steps), dtype=np.int64)
-    for step in range(len(steps)):
-        rows = np.flatnonzero(place == step)
-        longest[step] = rows[run.length[rows].argmax()]
+    _, place = run.step_of
+    longest = [int(rows[run.length[rows].argmax()]) for rows in run.rows_of_steps]
     for row in chosen.tolist():
-        slowest = int(longest[place[row]])
+        slowest = longest[place[row]]
         extra = float(run.length[slowest] - run.length[row])
         late = worst.get(int(run.copy[slowest]), "drain")
         for rank, line in causes_over_time(replay, row, excess, slow_link).items():
@@ -145,8 +142,7 @@ def _pieces(
 ) -> dict[int, list[Piece]]:
     """Return the timeline of every rank with a file, from the row's first start to its end."""
     run, transfers = replay.run, replay.transfers
-    schedule = run.orders[run.order[row]]
-    column = run.column(int(run.order[row]))
+    schedule, column = run.order_of(row)
     begin = float(run.begin[row])
     finish = begin + float(run.length[row])
     last = int(run.rank[int(np.nanargmax(run.end[row]))])
@@ -188,9 +184,8 @@ def _pieces(
             elif start > at:
                 line += _host(at, start, "fill" if first else "launch-gap", pauses.get(rank, ()))
             plain = end
-            parts = [(cause, float(own[cause][action])) for cause in causes]
-            for cause, length in parts:
-                length = min(length, plain - start)
+            for cause in causes:
+                length = min(float(own[cause][action]), plain - start)
                 if length > 0:
                     line.append((plain - length, plain, cause, -1))
                     plain -= length

@@ -20,8 +20,6 @@ from debubble.diagnosis.run import PAIR, Run
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")
 """Kinds of actions that a change can name; O is an overlapped group."""
 
-KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
-
 FORM = (
     "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, copy0.rank2*=0.8, F+=1 (ms), gaps=0, p2p=0 or "
     "p2p.0-1*=0.5"
@@ -88,8 +86,7 @@ class Change:
 
     def check(self, run: Run) -> None:
         """Raise ParameterError if the run does not have the numbers of the change."""
-        limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks,
-                  "copy": int(run.copy.max()) + 1}  # fmt: skip
+        limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks, "copy": run.copies}
         for what, number in ((self.what, self.number), ("copy", self.copy)):
             if number is not None and number >= limits[what]:
                 raise ParameterError(
@@ -97,7 +94,7 @@ class Change:
                 )
         if self.kind and not self._columns(run).any():
             classes = {*run.kind.tolist(), *run.cls.tolist()}
-            ran = ", ".join(sorted(KIND_OF.get(cls, "O") for cls in classes))
+            ran = ", ".join(sorted("O" if cls == PAIR else Kind(cls).name for cls in classes))
             raise ParameterError(
                 f"--set '{self.text}': nothing of the run is {self.kind}"
                 f"{' there' if self.number is not None else ''}; it has {ran}"
@@ -121,8 +118,7 @@ class Change:
         if self.kind == "O":
             found &= run.cls == PAIR
         elif self.kind:
-            names = {kind.name: int(kind) for kind in WORK_KINDS}
-            found &= run.kind == names[self.kind]
+            found &= run.kind == Kind[self.kind]
         if self.what in ("stage", "rank"):
             found &= getattr(run, self.what) == self.number
         return found
@@ -154,14 +150,17 @@ class Change:
             mine &= pairs_of(schedule.actions) > 0
         elif self.kind:
             mine &= kinds_of(schedule.actions) == Kind[self.kind]
-        other = times * self.value if self.how == "*=" else times + self.value / MILLISECONDS
-        return np.where(mine, other, times)
+        return np.where(mine, self._applied(times), times)
 
     def of(self, run: Run, values: Times) -> Times:
         """Return the times of actions after the change."""
         copy = self.number if self.what == "copy" else self.copy
         rows = np.ones(run.rows, dtype=bool) if copy is None else run.copy == copy
         cells = rows[:, None] & self._columns(run)[None, :]
-        value = self.value if self.how == "*=" else self.value / MILLISECONDS
-        other = {"=": np.full_like(values, value), "*=": values * value, "+=": values + value}
-        return np.where(cells, other[self.how], values)
+        return np.where(cells, self._applied(values), values)
+
+    def _applied(self, values: Times) -> Times:
+        """Return times after the operator of the change."""
+        if self.how == "*=":
+            return values * self.value
+        return (values if self.how == "+=" else np.zeros_like(values)) + self.value / MILLISECONDS

@@ -98,13 +98,12 @@ def align(run: Run) -> Clocks:
             offsets[row] = _offsets(direct[row], bounds[row], run.hosts[base : base + ranks])
     warnings = [_contradiction(run, row, direct[row], columns[row])
                 for row in np.flatnonzero(broken).tolist()]  # fmt: skip
-    pairs = _pairs(run)
     intervals = []
     one_way = set()
     for row in range(run.rows):
         base = int(run.copy[row]) * ranks
-        for a, b in pairs:
-            if not (run.known[row, run.rank == a].any() and run.known[row, run.rank == b].any()):
+        for a, b in run.pairs:
+            if not run.traced[row, [a, b]].all():
                 continue
             ends = (direct if broken[row] else bounds)[row]
             low, high = -float(ends[b, a]), float(ends[a, b])
@@ -119,13 +118,6 @@ def align(run: Run) -> Clocks:
     return Clocks(tuple(intervals), drifts, offsets, rates, tuple(warnings))
 
 
-def _pairs(run: Run) -> list[tuple[int, int]]:
-    """Return pairs of ranks that exchange messages."""
-    links = np.unique(run.link[run.link >= 0]).tolist()
-    ends = (divmod(link, run.schedule.ranks) for link in links)
-    return sorted({(min(pair), max(pair)) for pair in ends})
-
-
 def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
     """Return the drift of every rank's clock against the first one's, shape ``(rows, ranks)``.
 
@@ -137,7 +129,7 @@ def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
     for copy in np.unique(run.copy).tolist():
         known = {0: 0.0}
         for _ in range(ranks):
-            for a, b in _pairs(run):
+            for a, b in run.pairs:
                 rate = by_pair.get((copy * ranks + a, copy * ranks + b), 0.0)
                 if a in known:
                     known.setdefault(b, known[a] + rate)
@@ -162,7 +154,7 @@ def _drifts(run: Run) -> Iterator[Drift]:
         rows = np.flatnonzero(run.copy == copy)
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, MOST_STEPS).astype(int))]
         hosts = run.hosts[copy * ranks : (copy + 1) * ranks]
-        for a, b in _pairs(run):
+        for a, b in run.pairs:
             if hosts[a] == hosts[b]:
                 continue
             # All times are on the clock of a, where messages to b leave and those from b arrive.
@@ -238,7 +230,7 @@ def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
     _, slack = _slack(run)
     direct = np.full((rows, ranks, ranks), np.inf)
     columns = np.full((rows, ranks, ranks), -1)
-    for link in np.unique(run.link[run.link >= 0]).tolist():
+    for link in run.links:
         here = np.flatnonzero(run.link == link)
         tightest = slack[:, here].argmin(axis=1)
         source, target = divmod(link, ranks)
@@ -289,7 +281,7 @@ def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]
         sent = unpack(int(run.schedule.actions[run.source[at]]))
         parts.append(f"{run.schedule.text(sent)} from rank {source} to rank {target}")
     length = sum(direct[a, b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-    copy = f" of copy {run.copy[row]}" if run.copy.max() else ""
+    copy = f" of copy {run.copy[row]}" if run.copies > 1 else ""
     return (
         f"step {run.steps[int(run.step[row])]}{copy}: {' and '.join(parts)} contradict each other "
         f"by {-length * 1e3:.3g} ms: no clocks show such times"

@@ -136,7 +136,7 @@ class Diagnosis:
         run = self.run
         busy = np.where(run.counted & run.known, run.duration, 0.0).sum()
         _, place = run.step_of
-        ranks = np.array([len(np.unique(run.rank[run.known[row]])) for row in range(run.rows)])
+        ranks = run.traced.sum(axis=1)
         return float(1 - busy / (run.step_times[place] * ranks).sum())
 
     @property
@@ -148,13 +148,12 @@ class Diagnosis:
     def timeline(self) -> Timeline:
         """Observed timeline of the step of median length on its slowest copy, in milliseconds."""
         run, row = self.run, self.shown
-        number = int(run.order[row])
-        column = run.column(number)
+        schedule, column = run.order_of(row)
         start = (run.start[row, column] - run.begin[row]) * 1e3
         end = (run.end[row, column] - run.begin[row]) * 1e3
         if np.isnan(start).any():
             raise FormatError("nothing was traced of a rank: there is no timeline of all ranks")
-        return measured_timeline(run.orders[number], start, end, Costs(time_unit="ms"))
+        return measured_timeline(schedule, start, end, Costs(time_unit="ms"))
 
     @cached_property
     def predicted(self) -> Timeline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from debubble.diagnosis.candidates import Where
@@ -39,8 +40,8 @@ class Machines:
     @classmethod
     def of(cls, run: Run) -> Machines:
         """Return the machines of a run."""
-        copies, ranks = int(run.copy.max()) + 1, run.schedule.ranks
-        found = {(c, r): run.location(c, r) for c in range(copies) for r in range(ranks)}
+        workers = product(range(run.copies), range(run.schedule.ranks))
+        found = {worker: run.location(*worker) for worker in workers}
         return cls(
             found,
             any(one.global_rank not in (None, rank) for (_, rank), one in found.items()),
@@ -56,7 +57,7 @@ class Machines:
         ranks = link if isinstance(link, list) else sorted({r for _, r in self.locations})
         ranks = [rank] if isinstance(rank, int) else ranks
         copies = [copy] if isinstance(copy, int) else sorted({c for c, _ in self.locations})
-        return [(c, r) for c in copies for r in ranks]
+        return list(product(copies, ranks))
 
     def facts(self, where: Where) -> dict[str, Any]:
         """Return global rank, host and file of a place if known, as one value or a list.

@@ -27,14 +27,12 @@ def run_of(observed: Observed, orders: Orders) -> Run:
         _hosts(observed), pauses=observed.pauses, locations=observed.locations,
         backend=observed.backend, device=observed.device, **unknown,
     )  # fmt: skip
-    for number in range(len(orders.schedules)):
-        here = np.flatnonzero(orders.order == number)
-        cells = np.ix_(here, run.column(number))
-        rows = at[here]
+    for _, here, column in run.by_order:
+        cells, rows = np.ix_(here, column), at[here]
         for name in ("start", "end", "issued", "waited", "busy"):
             getattr(run, name)[cells] = np.where(rows >= 0, getattr(actions, name)[rows], np.nan)
     _join_groups(run)
-    _match(run, observed.messages, max(schedule.slices, 1))
+    _match(run, observed.messages, schedule.slices)
     return run
 
 

@@ -105,8 +105,7 @@ class Replay:
         times = self.times + self.gaps if times is None else times
         messages = self.transfers.in_flight if messages is None else messages
         found = np.zeros(run.rows)
-        for number, schedule in enumerate(run.orders):
-            rows, column = np.flatnonzero(run.order == number), run.column(number)
+        for schedule, rows, column in run.by_order:
             for block in in_blocks(rows, 3 * len(column)):
                 cells = np.ix_(block, column)
                 # Indexing with whole rows is many times as fast.
@@ -177,7 +176,9 @@ class Replay:
         run, transfers = self.run, self.transfers
         rows = np.ones(run.rows, dtype=bool) if copy is None else run.copy == copy
         first, behind = group_bounds(run.schedule.actions)
-        key = np.stack([run.cls, run.stage[first], run.stage[behind - 1], run.unit % run.parts])
+        key = np.stack(
+            [run.cls, run.stage[first], run.stage[behind - 1], run.unit % run.schedule.slices]
+        )
         _, group = np.unique(key, axis=1, return_inverse=True)
         times = np.zeros(len(run.cls))
         for one in range(int(group.max()) + 1):
@@ -249,9 +250,7 @@ def filled(run: Run) -> Times:
     times = np.where(run.known, run.duration, np.nan)
     if run.known.all():
         return times
-    steps, place = run.step_of
-    for step in range(len(steps)):
-        rows = np.flatnonzero(place == step)
+    for rows in run.rows_of_steps:
         absent = np.isnan(times[rows])
         there = (~absent).any(axis=0)
         mean = np.full(times.shape[1], np.nan)

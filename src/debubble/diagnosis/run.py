@@ -86,6 +86,11 @@ class Run:
         """Number of rows: complete steps of all copies."""
         return len(self.step)
 
+    @cached_property
+    def copies(self) -> int:
+        """Number of data-parallel copies."""
+        return int(self.copy.max()) + 1
+
     def location(self, copy: int, rank: int) -> Location:
         """Return the location of a rank of a copy."""
         at = copy * self.schedule.ranks + rank
@@ -105,11 +110,6 @@ class Run:
     def unit(self) -> Indices:
         """Microbatch, or slice of one, of every action."""
         return microbatches_of(self.schedule.actions)
-
-    @property
-    def parts(self) -> int:
-        """Number of slices of a microbatch, at least one."""
-        return max(self.schedule.slices, 1)
 
     @cached_property
     def rank(self) -> Indices:
@@ -142,6 +142,17 @@ class Run:
     def link(self) -> Indices:
         """Directed link of each action's input: source · ranks + target, or −1."""
         return links_of(self.schedule)
+
+    @cached_property
+    def links(self) -> list[int]:
+        """Directed links with messages."""
+        return sorted(set(self.link[self.link >= 0].tolist()))
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Pairs of ranks that exchange messages, the lower rank first."""
+        ends = (sorted(divmod(link, self.schedule.ranks)) for link in self.links)
+        return sorted({(low, high) for low, high in ends})
 
     @cached_property
     def duration(self) -> Times:
@@ -183,9 +194,18 @@ class Run:
                 zip(rows.tolist(), columns.tolist(), strict=True)}  # fmt: skip
         return tuple(sorted(gone))
 
-    def column(self, order: int) -> Indices:
-        """Return the column of every action of a schedule of the run, by index."""
-        return self.columns_of(self.orders[order])
+    @cached_property
+    def by_order(self) -> list[tuple[Schedule, Indices, Indices]]:
+        """Schedules that ran, with their rows, and the columns of their actions."""
+        return [
+            (schedule, np.flatnonzero(self.order == number), self.columns_of(schedule))
+            for number, schedule in enumerate(self.orders) if (self.order == number).any()
+        ]  # fmt: skip
+
+    def order_of(self, row: int) -> tuple[Schedule, Indices]:
+        """Return the schedule of a row, and the columns of its actions."""
+        schedule = self.orders[int(self.order[row])]
+        return schedule, self.columns_of(schedule)
 
     def columns_of(self, schedule: Schedule) -> Indices:
         """Return the column of every action of a schedule with equal actions."""
@@ -200,9 +220,7 @@ class Run:
         For members of an overlapped group, it is the action before the group.
         """
         found = np.full_like(self.end, -np.inf)
-        for number, schedule in enumerate(self.orders):
-            here = np.flatnonzero(self.order == number)
-            column = self.column(number)
+        for schedule, here, column in self.by_order:
             ends = self.end[np.ix_(here, column)]
             first, _ = group_bounds(schedule.actions)
             opening = np.isin(first, schedule.offsets[:-1])
@@ -242,12 +260,16 @@ class Run:
         return steps, place
 
     @cached_property
+    def rows_of_steps(self) -> list[Indices]:
+        """Rows of every step with rows."""
+        _, place = self.step_of
+        return np.split(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))[:-1])
+
+    @cached_property
     def shown(self) -> int:
         """Row of the drawing: the slowest copy in the step of median length."""
-        _, place = self.step_of
         times = self.step_times
-        step = int(np.argsort(times, kind="stable")[len(times) // 2])
-        rows = np.flatnonzero(place == step)
+        rows = self.rows_of_steps[int(np.argsort(times, kind="stable")[len(times) // 2])]
         return int(rows[self.length[rows].argmax()])
 
     def slowest(self, lengths: Times) -> Times:
@@ -290,6 +312,11 @@ class Run:
             return np.ones(self.rows, dtype=bool)
         warm: NDArray[np.bool_] = place > 0
         return warm
+
+
+def class_name(cls: int) -> str:
+    """Return the name of a class of actions."""
+    return "OVERLAP_F_B" if cls == PAIR else Kind(cls).name
 
 
 FEW, WARM_UP = 4, 1.5

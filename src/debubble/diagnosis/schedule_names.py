@@ -107,17 +107,14 @@ def _entries(chunks: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
     for entry in fits:
         yield entry, {}
         names = {option.name for option in entry.options}
-        if "published" in names:
-            yield entry, {"published": True}
-        if "short_last_group" in names:
-            yield entry, {"short_last_group": True}
-        if "group_size" in names:
-            for group in GROUPS:
-                yield entry, {"group_size": group}
+        yield from ((entry, {name: value}) for name, value in TRIED if name in names)
 
 
-GROUPS = (2, 4, 8, 16, 32)
-"""Numbers of microbatches per group to try."""
+TRIED = (
+    ("published", True), ("short_last_group", True),
+    *(("group_size", group) for group in (2, 4, 8, 16, 32)),
+)  # fmt: skip
+"""Common options, one of which is tried at a time."""
 
 
 def _table(entry: Entry, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...] | None:

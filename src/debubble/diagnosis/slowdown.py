@@ -17,10 +17,9 @@ from functools import cached_property
 
 import numpy as np
 
-from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import PAIR, Run
+from debubble.diagnosis.run import Run, class_name
 
 SLOWEST = 0.03
 """Share of the workers that count as the slowest."""
@@ -87,12 +86,8 @@ def slowdown(replay: Replay) -> Slowdown:
     by_stage = [only(run.stage == stage) for stage in range(schedule.stages)]
     ranks = [only(run.rank == rank) for rank in range(schedule.ranks)]
     alone = replay.lengths(times, quick)
-    copies = int(run.copy.max()) + 1
-    by_copy = [np.where(run.copy == copy, alone, rows) for copy in range(copies)]
-    kinds = {
-        "OVERLAP_F_B" if cls == PAIR else Kind(cls).name: only(run.cls == cls)
-        for cls in np.unique(run.cls).tolist()
-    }
+    by_copy = [np.where(run.copy == copy, alone, rows) for copy in range(run.copies)]
+    kinds = {class_name(cls): only(run.cls == cls) for cls in np.unique(run.cls).tolist()}
 
     def ratio(lengths: Times) -> float:
         return float(run.slowest(lengths).sum() / best.sum())
@@ -131,9 +126,7 @@ def _slowest(
 def ideal_times(run: Run, times: Times) -> Times:
     """Return the mean of every class of actions in each step, for every action of it."""
     ideal = np.zeros_like(times)
-    steps, place = run.step_of
-    for step in range(len(steps)):
-        rows = np.flatnonzero(place == step)
+    for rows in run.rows_of_steps:
         for cls in np.unique(run.cls).tolist():
             columns = np.flatnonzero(run.cls == cls)
             ideal[np.ix_(rows, columns)] = times[np.ix_(rows, columns)].mean()

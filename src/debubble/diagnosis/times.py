@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from debubble.core.costs import Costs
-from debubble.core.kinds import KINDS, Kind
+from debubble.core.kinds import KINDS
 from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import MILLISECONDS, Replay, as_matrix
-from debubble.diagnosis.run import PAIR, Run
+from debubble.diagnosis.run import PAIR, Run, class_name
 from debubble.interchange.cost_files import costs_data
 
 ALIKE = 1.2
@@ -64,7 +64,6 @@ def spreads_of(run: Run) -> tuple[ActionSpread, ...]:
     found = []
     known = np.where(run.known, run.duration, np.nan)
     for cls in np.unique(run.cls).tolist():
-        name = "OVERLAP_F_B" if cls == PAIR else Kind(cls).name
         for stage in range(run.schedule.stages):
             columns = (run.cls == cls) & (run.stage == stage) & run.counted
             values = known[:, columns]
@@ -74,7 +73,7 @@ def spreads_of(run: Run) -> tuple[ActionSpread, ...]:
             mean, median = float(there.mean()), float(np.median(there))
             p10, p90 = np.percentile(there, [10, 90]).tolist()
             found.append(ActionSpread(
-                name, stage, len(there), median, mean, p10, p90,
+                class_name(cls), stage, len(there), median, mean, p10, p90,
                 float(there.std()) / mean if mean else 0.0, _drift(run, values),
                 int(np.count_nonzero(there >= OUTLIER * median)),
             ))  # fmt: skip

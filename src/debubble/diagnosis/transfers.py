@@ -126,7 +126,7 @@ def _meeting(run: Run) -> FittedMode:
     assert free is not None
     assert meeting is not None
     buffered = [
-        link for link in np.unique(run.link[run.link >= 0]).tolist()
+        link for link in run.links
         if free.off_on(run.link == link) < CLEARLY * meeting.off_on(run.link == link)
     ]  # fmt: skip
     return rendezvous(frozenset(buffered))
@@ -330,12 +330,11 @@ class _Fit:
 def _fit(run: Run, mode: FittedMode) -> _Fit | None:
     """Return a run in a p2p mode; None if one of its orders cannot run in the mode."""
     parts = []
-    for number in np.unique(run.order).tolist():
-        schedule = run.orders[number]
+    for schedule, rows, column in run.by_order:
         rules = rules_of(mode, schedule)
         if rules is None or walk_of(schedule, mode) is None:
             return None
-        parts.append((np.flatnonzero(run.order == number), rules.placed(run.column(number))))
+        parts.append((rows, rules.placed(column)))
     return _Fit(run, mode, parts)
 
 
@@ -344,15 +343,14 @@ def typical_of(run: Run, sample: Times, share: float) -> Times:
 
     A link without messages in a copy has the quantile of all copies, or else of all links.
     """
-    ranks, copies = run.schedule.ranks, int(run.copy.max()) + 1
-    typical = np.full((copies, ranks * ranks), np.nan)
+    typical = np.full((run.copies, run.schedule.ranks**2), np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         overall = float(np.nanquantile(sample, share)) if sample.size else np.nan
-        for link in np.unique(run.link[run.link >= 0]).tolist():
+        for link in run.links:
             mine = sample[:, run.link == link]
             every = np.nanquantile(mine, share)
-            for copy in range(copies):
+            for copy in range(run.copies):
                 here = mine[run.copy == copy]
                 own = np.nanquantile(here, share) if here.size else np.nan
                 known = (value for value in (own, every, overall, 0.0) if not np.isnan(value))

@@ -7,6 +7,7 @@ One function, :func:`predict`, returns the time of a run under a schedule and wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,14 +79,10 @@ def _predicted(
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
         theirs = under_schedule(run, times[rows], messages[rows], schedule, slower, replay.layers)
-        lengths[rows] = replay.walked(rows, schedule, *theirs, _no_leads(schedule, len(rows)))
+        # Overlapped groups need all their inputs from the start.
+        lengths[rows] = replay.walked(rows, schedule, *theirs, np.zeros_like(theirs[0]))
         work[rows] = work_of_ranks(schedule, theirs[0]).max(axis=1)
     return lengths, work
-
-
-def _no_leads(schedule: Schedule, rows: int) -> Times:
-    """Return leads of groups that need all their inputs from the start."""
-    return np.zeros((rows, len(schedule)))
 
 
 def _changed(
@@ -194,7 +191,7 @@ def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
     usual = np.where(run.link >= 0, typical[run.link], 0.0)
     times, _, messages = _changed(replay, changes, np.broadcast_to(usual, run.start.shape))
     links = typical.copy()
-    for link in np.unique(run.link[run.link >= 0]).tolist():
+    for link in run.links:
         links[link] = np.median(messages[:, run.link == link])
     return costs_of(replay, times, links)
 
@@ -250,8 +247,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
     slower, times, messages = _to_walk(replay, schedule, changes)
     leads = None
     if schedule is run.schedule:
-        number = int(run.order[row])
-        schedule, column = run.orders[number], run.column(number)
+        schedule, column = run.order_of(row)
         mine = times[[row]][:, column], messages[[row]][:, column]
         leads = mine[0] * replay.leads[[row]][:, column]
     else:
@@ -270,9 +266,7 @@ def faster(replay: Replay) -> list[WhatIf]:
     for name in SUGGESTED:
         if name == replay.run.schedule.name or replay.run.schedule.slices > 1:
             continue
-        try:
+        with suppress(DebubbleError):
             found.append(with_schedule(replay, name))
-        except DebubbleError:
-            continue
     found = [one for one in found if one.gain > 0.01]
     return sorted(found, key=lambda one: -one.gain)
