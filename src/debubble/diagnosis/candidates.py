@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.causes import Fault, find_faults
+from debubble.diagnosis.causes import find_faults
 from debubble.diagnosis.observed import Times
 from debubble.diagnosis.p2p_modes import OVERLAPPED, FittedMode
 from debubble.diagnosis.replay import Replay
@@ -76,40 +77,37 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         return replay.lengths(np.maximum(times, 0.0), np.maximum(messages, 0.0))
 
     clean = lengths(clean_times, clean_messages)
+    found = []
 
-    def of_fault(fault: Fault) -> Cause:
-        added = fault.excess + fault.late
-        return Cause(
-            fault.cause, dict(fault.where), lengths(times - added, messages),
-            lengths(clean_times + added, clean_messages), fault.size, fault.by_kind,
-            fault.count,
-        )  # fmt: skip
+    def add(
+        cause: str, where: Where, work: Times | float, flight: Times | float,
+        size: float = np.nan, **more: Any,
+    ) -> None:  # fmt: skip
+        """Add a cause by the excess of actions and of messages."""
+        without = lengths(times - work, messages - flight)
+        alone = lengths(clean_times + work, clean_messages + flight)
+        found.append(Cause(cause, where, without, alone, size, **more))
 
-    def of_messages(cause: str, where: Where, added: Times, size: float) -> Cause:
-        return Cause(
-            cause, where, lengths(times, messages - added),
-            lengths(clean_times, clean_messages + added), size,
-        )  # fmt: skip
-
-    found = [of_fault(fault) for fault in faults]
-    found += [of_messages("slow-link", where, added, size)
-              for where, added, size in slow]  # fmt: skip
+    for fault in faults:
+        add(fault.cause, {**fault.where}, fault.excess + fault.late, 0.0, fault.size,
+            by_kind=fault.by_kind, count=fault.count)  # fmt: skip
+    for where, added, size in slow:
+        add("slow-link", where, 0.0, added, size)
     if replay.mode.holds_up:
         cause = "head-of-line" if replay.mode.queued else "transfer"
         free = replay.lengths(times, messages, mode=OVERLAPPED)
         found.append(Cause(cause, {}, free, clean, np.nan, mode=replay.mode))
     if behind.any():
-        found.append(of_messages("head-of-line", _most_behind(run, behind), behind, np.nan))
+        add("head-of-line", _most_behind(run, behind), 0.0, behind)
     rest = np.maximum(messages - slow_link - behind, 0.0)
     if rest.any():
-        found.append(of_messages("transfer", {}, rest, np.nan))
+        add("transfer", {}, 0.0, rest)
     if nearest is not None:
         without = replay.reordered(times, messages, nearest)
         found.append(Cause("order", {}, without, clean, np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:
-        mine = excess.get(fault.cause, np.zeros_like(times))
-        excess[fault.cause] = mine + np.maximum(fault.excess, 0.0)
+        excess[fault.cause] = excess.get(fault.cause, 0.0) + np.maximum(fault.excess, 0.0)
     return Causes(tuple(found), clean, excess, slow_link)
 
 
@@ -121,7 +119,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
     run, by_copy, messages = replay.run, replay.transfers.quickest, replay.transfers.in_flight
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
-    for link in np.unique(run.link[run.link >= 0]).tolist():
+    for link in run.links:
         source, target = divmod(link, ranks)
         pairs.setdefault((min(source, target), max(source, target)), []).append(link)
     if not pairs:

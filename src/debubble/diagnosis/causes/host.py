@@ -17,7 +17,7 @@ def pauses(left: Unexplained) -> Iterator[Fault]:
         inside = np.minimum(_stood(left, cause, run.start, run.end), left.times)
         before = np.minimum(_stood(left, cause, run.start - left.gaps, run.start), left.gaps)
         if inside.any() or before.any():
-            yield Fault(name, inside, before, left.only_rank(inside + before))
+            yield Fault(name, inside, left.only_rank(inside + before), late=before)
 
 
 def launch_gaps(left: Unexplained) -> Iterator[Fault]:
@@ -25,7 +25,7 @@ def launch_gaps(left: Unexplained) -> Iterator[Fault]:
     idle = np.clip(left.run.duration - left.run.busy, 0.0, left.times)
     idle = np.where(np.isnan(idle), 0.0, idle)
     if idle.any() or left.gaps.any():
-        yield Fault("launch-gap", idle, left.gaps, left.only_rank(idle + left.gaps))
+        yield Fault("launch-gap", idle, left.only_rank(idle + left.gaps), late=left.gaps)
 
 
 def _stood(left: Unexplained, cause: int, start: Times, end: Times) -> Times:

@@ -22,7 +22,7 @@ def lengths(left: Unexplained) -> Iterator[Fault]:
     if length is None:
         return
     usual = left.times / length
-    yield left.fault("sequence-length", left.times - usual, {}, length.max())
+    yield Fault("sequence-length", left.times - usual, {}, length.max())
 
 
 def _relative_lengths(left: Unexplained) -> Times | None:
@@ -53,15 +53,14 @@ def _relative_lengths(left: Unexplained) -> Times | None:
         return None
     relative = times / left.level()
     found = np.ones_like(times)
-    _, place = run.step_of
     for cls in np.unique(run.cls).tolist():
         length = np.ones((run.rows, units))
         for unit in range(units):
             mine = np.flatnonzero(run.counted & (run.unit == unit) & (run.cls == cls))
             if len(mine):
                 length[:, unit] = np.median(relative[:, mine], axis=1)
-        for step in range(int(place.max()) + 1):
-            length[place == step] /= length[place == step].mean()
+        for rows in run.rows_of_steps:
+            length[rows] /= length[rows].mean()
         alike = np.flatnonzero(run.cls == cls)
         found[:, alike] = length[:, run.unit[alike]]
     return np.maximum(found, 1e-9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -39,9 +38,8 @@ def slow_stages(left: Unexplained) -> Iterator[Fault]:
             if ideal[:, at].all():  # elsewhere the kind takes some time
                 by_kind[Kind(kind).name] = float((medians[:, at] / ideal[:, at]).mean())
         where = {"stage": stage, "rank": int(run.rank[mine[0]])}
-        fault = left.fault("slow-stage", excess, where, ratio.mean())
-        faults.append(replace(fault, by_kind=by_kind))
-    yield from _whole_ranks(left, faults)
+        faults.append(Fault("slow-stage", excess, where, float(ratio.mean()), by_kind=by_kind))
+    yield from _whole_ranks(run, faults)
 
 
 def _of_others(run: Run, medians: Times, cls: Indices) -> Times:
@@ -65,10 +63,9 @@ def _of_others(run: Run, medians: Times, cls: Indices) -> Times:
     return found
 
 
-def _whole_ranks(left: Unexplained, faults: list[Fault]) -> list[Fault]:
+def _whole_ranks(run: Run, faults: list[Fault]) -> list[Fault]:
     """Replace slow stages by one slow worker if they are all the stages of a rank with several."""
-    run = left.run
-    if int(run.copy.max()) or run.schedule.chunks < 2 or run.schedule.placement.copies > 1:
+    if run.copies > 1 or run.schedule.chunks < 2 or run.schedule.placement.copies > 1:
         return faults
     found = []
     for rank in range(run.schedule.ranks):
@@ -76,7 +73,7 @@ def _whole_ranks(left: Unexplained, faults: list[Fault]) -> list[Fault]:
         if len(mine) == len(run.schedule.placement.stages_on(rank)) > 1:
             excess = np.sum([fault.excess for fault in mine], axis=0)
             size = float(np.mean([fault.size for fault in mine]))
-            found.append(left.fault("slow-worker", excess, {"rank": rank, "copy": 0}, size))
+            found.append(Fault("slow-worker", excess, {"rank": rank, "copy": 0}, size))
         else:
             found += mine
     return found

@@ -41,12 +41,12 @@ class Fault:
     excess: Times
     """Excess time of every action in seconds, shape ``(rows, actions)``; negative if the action is
     shorter than without the cause."""
-    late: Times
-    """Excess host delay before every action in seconds, of the same shape."""
     where: dict[str, int] = field(default_factory=dict)
     """Number of the ``"stage"``, ``"rank"`` or ``"copy"`` of the cause, if it is in one."""
     size: float = math.nan
     """Ratio of its actions' times to the usual ones; NaN if it has no meaning."""
+    late: Times | float = 0.0
+    """Excess host delay before every action in seconds, of the same shape as `excess`."""
     by_kind: dict[str, float] = field(default_factory=dict)
     """Ratio as in `size`, by kind."""
     count: int = 0
@@ -69,25 +69,15 @@ class Unexplained:
         """Return the times that remain after another fault."""
         return replace(self, times=self.times - fault.excess, gaps=self.gaps - fault.late)
 
-    def fault(
-        self, cause: str, excess: Times, where: dict[str, int], size: float = math.nan
-    ) -> Fault:
-        """Return a fault inside actions."""
-        return Fault(cause, excess, np.zeros_like(excess), where, float(size))
-
     def level(self) -> Times:
         """Return the mean time of each action's (copy, stage, class)."""
         run = self.run
         level = np.ones_like(self.times)
         for copy in np.unique(run.copy).tolist():
             rows = np.flatnonzero(run.copy == copy)
-            for columns in self.cells():
+            for columns in cells_of(run.stage, run.cls):
                 level[np.ix_(rows, columns)] = self.times[np.ix_(rows, columns)].mean()
         return np.where(level > 0, level, 1.0)
-
-    def cells(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the actions of every (stage, class)."""
-        return cells_of(self.run.stage, self.run.cls)
 
     def medians(self) -> Times:
         """Return the median of each action's stage and class in each row."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
+from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained, cells_of
 from debubble.diagnosis.observed import Times
 
 SIGMAS = 6.0
@@ -44,8 +43,8 @@ def outliers(left: Unexplained) -> Iterator[Fault]:
         return
     forwards = np.count_nonzero(far & np.isin(run.kind, FORWARD_KINDS)) / np.count_nonzero(far)
     cause = "garbage-collection" if forwards >= TOGETHER else "jitter"
-    fault = left.fault(cause, excess, left.only_rank(excess))
-    yield replace(fault, count=int(np.count_nonzero(far)) if few else 0)
+    count = int(np.count_nonzero(far)) if few else 0
+    yield Fault(cause, excess, left.only_rank(excess), count=count)
 
 
 def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
@@ -68,17 +67,17 @@ def jitter(left: Unexplained) -> Iterator[Fault]:
     usual = float(np.median(spread))
     for rank in np.flatnonzero(spread > max(UNSTEADY, 2 * usual)).tolist():
         mine = run.rank == rank
-        yield left.fault("jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank])
+        yield Fault("jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank])
     if usual > UNSTEADY:
         rest = np.isin(run.rank, np.flatnonzero(spread <= max(UNSTEADY, 2 * usual)))
-        yield left.fault("jitter", np.where(rest, apart, 0.0), {}, 1 + usual)
+        yield Fault("jitter", np.where(rest, apart, 0.0), {}, 1 + usual)
 
 
 def _expected(left: Unexplained) -> Times:
     """Return each action's median by row, stage and class, shrunk toward that of all rows."""
     run = left.run
     found = left.medians()
-    for columns in left.cells():
+    for columns in cells_of(run.stage, run.cls):
         if len(columns) < FEW_OUTLIERS:
             # With few microbatches, a median may itself be an outlier.
             found[:, columns] = np.median(left.times[:, columns])

@@ -20,10 +20,7 @@ def slow_copies(left: Unexplained) -> Iterator[Fault]:
     for copy in np.unique(run.copy).tolist():
         here = run.copy == copy
         if all(is_slow(ratio[here, rank]) for rank in range(run.schedule.ranks)):
-            factor = np.maximum(np.median(ratio[here], axis=1), 1.0)
-            excess = np.zeros_like(left.times)
-            excess[here] = left.times[here] * (1 - 1 / factor)[:, None]
-            yield left.fault("slow-copy", excess, {"copy": copy}, factor.mean())
+            yield _slow(left, "slow-copy", {"copy": copy}, np.median(ratio[here], axis=1))
 
 
 def slow_workers(left: Unexplained) -> Iterator[Fault]:
@@ -37,29 +34,33 @@ def slow_workers(left: Unexplained) -> Iterator[Fault]:
         for rank in range(run.schedule.ranks):
             if not is_slow(ratio[here, rank]):
                 continue
-            columns = np.flatnonzero(run.rank == rank)
-            factor = np.maximum(ratio[here, rank], 1.0)
-            cells = np.ix_(np.flatnonzero(here), columns)
-            excess = np.zeros_like(left.times)
-            excess[cells] = left.times[cells] * (1 - 1 / factor)[:, None]
             where = {"rank": rank, "copy": copy}
             if run.schedule.chunks == 1:
-                where["stage"] = int(run.stage[columns[0]])
-            yield left.fault("slow-worker", excess, where, factor.mean())
+                where["stage"] = int(run.stage[run.rank == rank][0])
+            yield _slow(left, "slow-worker", where, ratio[here, rank])
+
+
+def _slow(left: Unexplained, cause: str, where: dict[str, int], ratio: Times) -> Fault:
+    """Return the fault of a copy, or a rank of it, by the ratio of its times to others."""
+    run, factor = left.run, np.maximum(ratio, 1.0)
+    mine = run.rank == where["rank"] if "rank" in where else np.ones(len(run.rank), dtype=bool)
+    cells = np.ix_(run.copy == where["copy"], mine)
+    excess = np.zeros_like(left.times)
+    excess[cells] = left.times[cells] * (1 - 1 / factor)[:, None]
+    return Fault(cause, excess, where, float(factor.mean()))
 
 
 def _against_copies(left: Unexplained) -> Times | None:
     """Return each worker's work over that of its peers in other copies, shape ``(rows, ranks)``."""
     run = left.run
-    copies = int(run.copy.max()) + 1
-    if copies < 2:
+    if run.copies < 2:
         return None
     work = work_of_ranks(run.schedule, left.medians())
     steps, place = run.step_of
-    table = np.full((len(steps), copies, run.schedule.ranks), np.nan)
+    table = np.full((len(steps), run.copies, run.schedule.ranks), np.nan)
     table[place, run.copy] = work
     found = np.ones_like(work)
-    for copy in range(copies):
+    for copy in range(run.copies):
         others = np.delete(table, copy, axis=1)
         there = ~np.isnan(others).all(axis=(1, 2))
         peer = np.full((len(steps), run.schedule.ranks), np.nan)
