@@ -44,9 +44,8 @@ def cause(name: str, where: Where) -> Cause:
 
 
 def texts(name: str, where: Where, run: Run) -> str:
-    case = wording.CauseInRun(cause(name, where), run, Machines.of(run))
-    parts = wording.subject(case), wording.description(case), wording.advice(case)
-    return ". ".join(parts)
+    words = wording.words_of(wording.CauseInRun(cause(name, where), run, Machines.of(run)))
+    return f"{words.subject}. {words.description}. {words.advice}"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,8 @@ def test_unsteady_times_and_outliers_have_different_words(worker: Diagnosis) -> 
     one = cause("jitter", {})
     both = (one, replace(one, size=np.nan))
     machines = Machines.of(worker.run)
-    found = {wording.description(wording.CauseInRun(each, worker.run, machines)) for each in both}
+    cases = [wording.CauseInRun(each, worker.run, machines) for each in both]
+    found = {wording.words_of(case).description for case in cases}
     assert len(found) == 2
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from debubble.core.units import counted
-from debubble.diagnosis import wording
 from debubble.diagnosis.account import RankAccount
 from debubble.diagnosis.candidates import Cause, Causes
 from debubble.diagnosis.machines import FACTS, Machines
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.wording import CauseInRun
+from debubble.diagnosis.wording import CauseInRun, change, words_of
 
 LEAST_GAIN = 0.02
 """Minimum gain of a finding, as a share of a step."""
@@ -124,11 +123,11 @@ def find(
         clean = float(run.slowest(causes.clean).sum())
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
         case = CauseInRun(one, run, machines)
+        words = words_of(case)
         found.append(Finding(
             one.cause, one.where | machines.facts(one.where), measured, gain * measured,
             gain if trusted else None, replay.uncertainty, _persistence(replay, one, base), alone,
-            wording.subject(case), wording.description(case), wording.advice(case),
-            wording.change(case), inherent,
+            words.subject, words.description, words.advice, change(case), inherent,
         ))  # fmt: skip
     # What links take is no fault: it comes last.
     found.sort(key=lambda one: (one.inherent, -one.seconds, one.cause, str(one.where)))

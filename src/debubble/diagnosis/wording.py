@@ -6,8 +6,9 @@ All of them fit the run: its device, the backend of its messages, and where its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from debubble.core.units import counted
 from debubble.diagnosis.candidates import Cause
@@ -23,7 +24,7 @@ DOUBTFUL = 0.1
 
 @dataclass(frozen=True)
 class CauseInRun:
-    """A cause in a run."""
+    """A cause in a run, and the words for its parts."""
 
     one: Cause
     run: Run
@@ -36,61 +37,204 @@ class CauseInRun:
 
     @property
     def machine(self) -> str:
-        """Location of the cause's only worker in words, or an empty text."""
+        """Location of the cause's only worker, or an empty text."""
         return self.machines.named(self.one.where)
 
     @property
-    def several(self) -> bool:
-        """True if the run has several copies."""
-        return int(self.run.copy.max()) > 0
+    def short(self) -> str:
+        """Location as in `machine`, in fewer words."""
+        return self.machines.named(self.one.where, short=True)
 
     @property
-    def copy(self) -> str:
-        """Copy of the cause with a preposition; empty if it is in no single one of several."""
+    def of_copy(self) -> str:
+        """Copy of the cause; empty if it is in no single one of several."""
         copy = self.one.where.get("copy")
-        return f" of copy {copy}" if self.several and copy is not None else ""
+        return f" of copy {copy}" if self.run.copies > 1 and copy is not None else ""
 
     @property
     def rank(self) -> str:
         """Rank of the cause."""
         where = self.one.where
-        if where.get("rank") is None:
-            return "several ranks"
-        return f"rank {where['rank']}{self.copy}"
+        return f"rank {where['rank']}{self.of_copy}" if "rank" in where else "several ranks"
+
+    @property
+    def at_stage(self) -> str:
+        """Stage of the cause, if it is in one."""
+        stage = self.one.where.get("stage")
+        return "" if stage is None else f", stage {stage}"
 
     @property
     def link(self) -> str:
         """Link of the cause."""
         link = self.one.where["link"]
         assert isinstance(link, list)
-        return f"ranks {link[0]} and {link[1]}{self.copy}"
+        return f"ranks {link[0]} and {link[1]}{self.of_copy}"
+
+    @property
+    def ends(self) -> str:
+        """Locations of both ends of the link."""
+        return self.machines.ends(self.one.where)
+
+    @property
+    def hosts(self) -> str:
+        """Host of the cause, or all hosts, with a verb."""
+        return f"The host of {self.rank} launches" if "rank" in self.one.where else "Hosts launch"
+
+    @property
+    def times(self) -> str:
+        """Ratio of the times with the cause to those without."""
+        return f"{self.one.size:.3g} times" if math.isfinite(self.one.size) else "longer"
+
+    @property
+    def kinds(self) -> str:
+        """Ratio as in `times` by kind of action."""
+        kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in self.one.by_kind.items())
+        return f" ({kinds})" if kinds else ""
+
+    @property
+    def spread(self) -> str:
+        """Standard deviation of unsteady times."""
+        return f"{100 * (self.one.size - 1):.0f} %"
+
+    @property
+    def excess(self) -> str:
+        """Share of work that a slow stage has too much."""
+        return f"{100 * (1 - 1 / self.one.size):.0f} %"
+
+    @property
+    def or_device(self) -> str:
+        """Advice on a slow stage whose copies, if there were any, might not be slow."""
+        if self.run.copies > 1:
+            return ""
+        other = {"cpu": "host", "gpu": "device"}.get(self.run.device, "device or host")
+        return f". If it has no more work than others, look at its {other}"
+
+    @property
+    def look(self) -> str:
+        """Advice on a slow link."""
+        if self.machines.apart(self.one.where):
+            return "Look at the route between their hosts, or place neighboring ranks nearer"
+        if self.on_cpu:
+            return "Both are on one host: look at its load"
+        load = "" if self.run.device else "its load, and between GPUs at "
+        return f"Both are on one host: look at {load}the link of their devices (nvidia-smi topo -m)"
+
+    @property
+    def through(self) -> str:
+        """Communication backend, if it is known."""
+        return f" through {self.run.backend}" if self.run.backend else ""
 
 
-def subject(case: CauseInRun) -> str:
-    """Return what is wrong, in a few words."""
-    if case.one.mode is not None:
-        return "Transfers hold up ranks"
-    return _SUBJECTS[case.one.cause](case)
+class Words(NamedTuple):
+    """Words of a cause; ``{0.rank}`` stands for the property of the :class:`CauseInRun`."""
+
+    subject: str
+    description: str
+    advice: str
+    advice_on_cpu: str = ""
+    """Advice on runs on CPUs, if it is another."""
 
 
-def description(case: CauseInRun) -> str:
-    """Return what is wrong, with sizes."""
-    mode = case.one.mode
-    if mode is not None:
-        return (
-            f"actions begin as if the p2p mode were {mode.name} ({mode.title}), and would begin "
-            "sooner with transfers that hold up no rank"
+WORDS: Mapping[str, Words] = {
+    "slow-stage": Words(
+        "stage {0.one.where[stage]} on {0.rank} is slow",
+        "stage {0.one.where[stage]} on {0.rank}{0.machine} takes {0.times} as long as the others"
+        "{0.kinds}",
+        "Give the stage about {0.excess} less work: another split of the layers{0.or_device}",
+    ),
+    "slow-worker": Words(
+        "{0.rank}{0.short} is slow",
+        "{0.rank}{0.at_stage}{0.machine} takes {0.times} as long as others with the same work",
+        "Look at its device and host (clock, temperature, other load), or replace it",
+        "Look at its host (other load, number of threads, clock), or replace it",
+    ),
+    "slow-copy": Words(
+        "copy {0.one.where[copy]} is slow",
+        "all ranks of copy {0.one.where[copy]} take {0.times} as long as those of other copies",
+        "Look at what its hosts and switches have in common, or replace them",
+    ),
+    "slow-link": Words(
+        "the link between {0.link} is slow",
+        "messages between {0.link}{0.ends} take {0.times} as long as others",
+        "{0.look}",
+    ),
+    "head-of-line": Words(
+        "messages between {0.link} queue behind others",
+        "messages between {0.link}{0.ends} are queued behind others whose data is not there yet",
+        "Post receives when their data is due, not before sends: debubble check names the message, "
+        "debubble export --to torch-csv-comms writes an order of transfers to run",
+    ),
+    "transfer": Words(
+        "ranks wait for transfers",
+        "ranks wait for transfers, and the links are at their usual speed",
+        "Use a faster link or smaller messages, or a p2p mode that overlaps transfers",
+        "CPUs move these messages{0.through}: leave them free processors, or send smaller messages",
+    ),
+    "transfer by mode": Words(
+        "transfers hold up ranks",
+        "actions begin as if the p2p mode were {0.one.mode.name} ({0.one.mode.title}), and would "
+        "begin sooner with transfers that hold up no rank",
+        "Overlap transfers with computing (Megatron: --overlap-p2p-communication)",
+        "Overlap transfers with computing",
+    ),
+    "launch-gap": Words(
+        "{0.hosts} too late",
+        "{0.rank}{0.machine} had input and nothing to do, and began late: the host launches too "
+        "late",
+        "Use CUDA graphs or fewer, larger kernels, or free the host of other work",
+        "Free the host of other work: fewer threads or processes than its processors",
+    ),
+    "garbage-collection": Words(
+        "Python collects garbage on {0.rank}",
+        "forwards on {0.rank}{0.machine} stand still now and then, backwards do not: Python "
+        "collects garbage",
+        "Collect at the same step on all ranks: gc.disable() and gc.collect()",
+    ),
+    "memory": Words(
+        "{0.rank} allocates memory within steps",
+        "{0.rank}{0.machine} stands still to allocate memory",
+        "Use expandable segments, or leave the allocator more room",
+        "Allocate once and reuse it",
+    ),
+    "sequence-length": Words(
+        "microbatches differ in length",
+        "microbatches differ in length: their forwards and backwards are long together, the "
+        "longest {0.times} the mean",
+        "Balance the tokens of microbatches, within a batch and over copies",
+    ),
+    "jitter": Words(
+        "times of {0.rank} are unsteady",
+        "the times of {0.rank}{0.machine} are unsteady: the same work takes longer at one time "
+        "than at another, by {0.spread} (standard deviation)",
+        "Look for other load on the host, for clocks and power limits that change",
+        "Look for other load on the host: more threads or processes than its processors",
+    ),
+    "order": Words(
+        "actions run in another order than the nearest schedule",
+        "actions run in another order than the schedule that is nearest",
+        "Run that schedule: debubble trace --schedule-out schedule.csv writes it",
+    ),
+}
+
+
+def words_of(case: CauseInRun) -> Words:
+    """Return the words of a cause, with its places and sizes, and advice that fits the run."""
+    one = case.one
+    words = WORDS["transfer by mode" if one.mode is not None else one.cause]
+    if one.cause == "garbage-collection" and one.count:
+        words = words._replace(
+            description=f"{counted(one.count, 'forward')} on {{0.rank}}{{0.machine}} took far "
+            "longer than all others, and no backward did: Python may have collected garbage"
         )
-    return _DESCRIPTIONS[case.one.cause](case)
-
-
-def advice(case: CauseInRun) -> str:
-    """Return advice that fits the run."""
-    if case.one.mode is not None:
-        hint = "" if case.on_cpu else " (Megatron: --overlap-p2p-communication)"
-        return f"Overlap transfers with computing{hint}"
-    found = _ADVICE[case.one.cause]
-    return found(case) if callable(found) else found
+    if one.cause == "jitter" and not math.isfinite(one.size):
+        words = words._replace(
+            description="some actions on {0.rank}{0.machine} take far longer than others of their "
+            "kind"
+        )
+    if case.on_cpu and words.advice_on_cpu:
+        words = words._replace(advice=words.advice_on_cpu)
+    subject, *others = (text.format(case) for text in words)
+    return Words(subject[:1].upper() + subject[1:], *others)
 
 
 def change(case: CauseInRun) -> str:
@@ -107,176 +251,8 @@ def change(case: CauseInRun) -> str:
     }  # fmt: skip
     if one.cause not in owners or not (math.isfinite(one.size) and one.size > 1):
         return ""
-    within = f"copy{copy}." if case.copy and one.cause != "slow-copy" else ""
+    within = f"copy{copy}." if case.of_copy and one.cause != "slow-copy" else ""
     return f"{within}{owners[one.cause]}*={1 / one.size:.2g}"
-
-
-def _times(size: float) -> str:
-    return f"{size:.3g} times" if math.isfinite(size) else "longer"
-
-
-def _kinds(one: Cause) -> str:
-    kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in one.by_kind.items())
-    return f" ({kinds})" if kinds else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-_SUBJECTS: Mapping[str, Callable[[CauseInRun], str]] = {
-    "slow-stage": lambda case: f"Stage {case.one.where['stage']} on {case.rank} is slow",
-    "slow-worker": lambda case: (
-        f"{_capital(case.rank)}{case.machines.named(case.one.where, short=True)} is slow"
-    ),
-    "slow-copy": lambda case: f"Copy {case.one.where['copy']} is slow",
-    "slow-link": lambda case: f"The link between {case.link} is slow",
-    "head-of-line": lambda case: f"Messages between {case.link} queue behind others",
-    "transfer": lambda _: "Ranks wait for transfers",
-    "launch-gap": lambda case: f"The host of {case.rank} launches too late"
-    if "rank" in case.one.where else "Hosts launch too late",
-    "garbage-collection": lambda case: f"Python collects garbage on {case.rank}",
-    "memory": lambda case: f"{_capital(case.rank)} allocates memory within steps",
-    "sequence-length": lambda _: "Microbatches differ in length",
-    "jitter": lambda case: f"Times of {case.rank} are unsteady",
-    "order": lambda _: "Actions run in another order than the nearest schedule",
-}  # fmt: skip
-
-
-def _garbage(case: CauseInRun) -> str:
-    if case.one.count:
-        return (
-            f"{counted(case.one.count, 'forward')} on {case.rank}{case.machine} took far longer "
-            "than all others, and no backward did: Python may have collected garbage"
-        )
-    return (
-        f"forwards on {case.rank}{case.machine} stand still now and then, backwards do not: Python "
-        "collects garbage"
-    )
-
-
-def _worker(case: CauseInRun) -> str:
-    stage = case.one.where.get("stage")
-    return f"{case.rank}{f', stage {stage}' if stage is not None else ''}{case.machine}"
-
-
-def _jitter(case: CauseInRun) -> str:
-    size = case.one.size
-    if not math.isfinite(size):
-        return (
-            f"some actions on {case.rank}{case.machine} take far longer than others of their kind"
-        )
-    return (
-        f"the times of {case.rank}{case.machine} are unsteady: the same work takes longer at one "
-        f"time than at another, by {100 * (size - 1):.0f} % (standard deviation)"
-    )
-
-
-_DESCRIPTIONS: Mapping[str, Callable[[CauseInRun], str]] = {
-    "slow-stage": lambda case: (
-        f"stage {case.one.where['stage']} on {case.rank}{case.machine} takes "
-        f"{_times(case.one.size)} as long as the others{_kinds(case.one)}"
-    ),
-    "slow-worker": lambda case: (
-        f"{_worker(case)} takes {_times(case.one.size)} as long as others with the same work"
-    ),
-    "slow-copy": lambda case: (
-        f"all ranks of copy {case.one.where['copy']} take {_times(case.one.size)} as long as "
-        "those of other copies"
-    ),
-    "slow-link": lambda case: (
-        f"messages between {case.link}{case.machines.ends(case.one.where)} take "
-        f"{_times(case.one.size)} as long as others"
-    ),
-    "head-of-line": lambda case: (
-        f"messages between {case.link}{case.machines.ends(case.one.where)} are queued behind "
-        "others whose data is not there yet"
-    ),
-    "transfer": lambda _: "ranks wait for transfers, and the links are at their usual speed",
-    "launch-gap": lambda case: (
-        f"{case.rank}{case.machine} had input and nothing to do, and began late: the host "
-        "launches too late"
-    ),
-    "garbage-collection": _garbage,
-    "memory": lambda case: f"{case.rank}{case.machine} stands still to allocate memory",
-    "sequence-length": lambda case: (
-        "microbatches differ in length: their forwards and backwards are long together, the "
-        f"longest {_times(case.one.size)} the mean"
-    ),
-    "jitter": _jitter,
-    "order": lambda _: "actions run in another order than the schedule that is nearest",
-}  # fmt: skip
-
-
-def _slow_stage(case: CauseInRun) -> str:
-    share = 100 * (1 - 1 / case.one.size)
-    text = f"Give the stage about {share:.0f} % less work: another split of the layers"
-    if case.several:
-        return text
-    other = {"cpu": "host", "gpu": "device"}.get(case.run.device, "device or host")
-    return f"{text}. If it has no more work than others, look at its {other}"
-
-
-def _slow_worker(case: CauseInRun) -> str:
-    if case.on_cpu:
-        return "Look at its host (other load, number of threads, clock), or replace it"
-    return "Look at its device and host (clock, temperature, other load), or replace it"
-
-
-def _slow_link(case: CauseInRun) -> str:
-    if case.machines.apart(case.one.where):
-        return "Look at the route between their hosts, or place neighboring ranks nearer"
-    if case.on_cpu:
-        return "Both are on one host: look at its load"
-    load = "" if case.run.device else "its load, and between GPUs at "
-    return f"Both are on one host: look at {load}the link of their devices (nvidia-smi topo -m)"
-
-
-def _transfer(case: CauseInRun) -> str:
-    if case.on_cpu:
-        through = f" through {case.run.backend}" if case.run.backend else ""
-        return (
-            f"CPUs move these messages{through}: leave them free processors, or send smaller "
-            "messages"
-        )
-    return "Use a faster link or smaller messages, or a p2p mode that overlaps transfers"
-
-
-def _launch_gap(case: CauseInRun) -> str:
-    if case.on_cpu:
-        return "Free the host of other work: fewer threads or processes than its processors"
-    return "Use CUDA graphs or fewer, larger kernels, or free the host of other work"
-
-
-def _memory(case: CauseInRun) -> str:
-    if case.on_cpu:
-        return "Allocate once and reuse it"
-    return "Use expandable segments, or leave the allocator more room"
-
-
-def _jitter_advice(case: CauseInRun) -> str:
-    if case.on_cpu:
-        return "Look for other load on the host: more threads or processes than its processors"
-    return "Look for other load on the host, for clocks and power limits that change"
-
-
-_ADVICE: Mapping[str, str | Callable[[CauseInRun], str]] = {
-    "slow-stage": _slow_stage,
-    "slow-worker": _slow_worker,
-    "slow-copy": "Look at what its hosts and switches have in common, or replace them",
-    "slow-link": _slow_link,
-    "head-of-line": (
-        "Post receives when their data is due, not before sends: debubble check names the message, "
-        "debubble export --to torch-csv-comms writes an order of transfers to run"
-    ),
-    "transfer": _transfer,
-    "launch-gap": _launch_gap,
-    "garbage-collection": "Collect at the same step on all ranks: gc.disable() and gc.collect()",
-    "memory": _memory,
-    "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
-    "jitter": _jitter_advice,
-    "order": "Run that schedule: debubble trace --schedule-out schedule.csv writes it",
-}
 
 
 def share_text(share: float, error: float) -> str:
