@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
@@ -15,9 +15,6 @@ from debubble.interchange.text import read_text
 
 MAX_BASELINE = 1 << 26
 """Bytes of a baseline."""
-
-PLAN = "the plan"
-"""Name of the baseline that simulates the run's schedule with its median times."""
 
 _CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*(\d{1,15}(?:\.\d{0,15})?)\s*(%|ms)?", re.ASCII)
 
@@ -27,35 +24,26 @@ FORM = (
 )
 
 
-def _gain(data: Mapping[str, Any]) -> float:
-    return max((float(one["gain"] or 0.0) for one in data["findings"]), default=0.0)
-
-
-@dataclass(frozen=True)
-class DiagnosisMeasure:
+class DiagnosisMeasure(NamedTuple):
     """Measure of a diagnosis that a condition can compare."""
 
     unit: str
     """Unit of its values."""
     read: Callable[[Mapping[str, Any]], float]
     """Function from the data of a diagnosis to its value."""
-    plan: Callable[[Mapping[str, Any]], float]
-    """Function from the data of a diagnosis to its value in the plan."""
 
 
 MEASURES = {
-    "bubble": DiagnosisMeasure(
-        "%", lambda data: 100 * float(data["bubble_ratio"]),
-        lambda data: 100 * float(data["plan"]["bubble_ratio"]),
+    "bubble": DiagnosisMeasure("%", lambda data: 100 * float(data["bubble_ratio"])),
+    "step": DiagnosisMeasure("ms", lambda data: 1e3 * float(data["step"])),
+    "slowdown": DiagnosisMeasure("%", lambda data: 100 * (float(data["slowdown"]["total"]) - 1)),
+    "gain": DiagnosisMeasure(
+        "%",
+        lambda data: (
+            100 * max((float(one["gain"] or 0.0) for one in data["findings"]), default=0.0)
+        ),
     ),
-    "step": DiagnosisMeasure(
-        "ms", lambda data: 1e3 * float(data["step"]), lambda data: 1e3 * float(data["plan"]["step"])
-    ),
-    "slowdown": DiagnosisMeasure(
-        "%", lambda data: 100 * (float(data["slowdown"]["total"]) - 1), lambda _: 0.0
-    ),
-    "gain": DiagnosisMeasure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
-}  # fmt: skip
+}
 """Measures by name. Percentages are shares of a step, so + adds percentage points."""
 
 
@@ -97,10 +85,10 @@ class Condition:
         measure = MEASURES[self.measure]
         value, limit, base = measure.read(data), self.limit, ""
         if self.more:
-            of = measure.plan(data) if baseline is None else measure.read(baseline.data)
+            other = baseline or Baseline.planned(data)
+            of = measure.read(other.data)
             limit = of * (1 + self.limit / 100) if self.relative else of + self.limit
-            name = PLAN if baseline is None else f"baseline {baseline.path}"
-            base = f"; {name} has {_with_unit(of, measure.unit)}"
+            base = f"; {other.name} has {_with_unit(of, measure.unit)}"
         if value <= limit:
             return ""
         return f"{self.text}: {self.measure} is {_with_unit(value, measure.unit)}{base}"
@@ -112,10 +100,15 @@ def _with_unit(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Output of ``debubble trace --json`` for another run."""
+    """Data of a diagnosis, as of ``debubble trace --json``, to compare another with."""
 
-    path: str
+    name: str
     data: Mapping[str, Any]
+
+    @classmethod
+    def planned(cls, data: Mapping[str, Any]) -> Baseline:
+        """Return the run's schedule with its median times, which has no slowdown."""
+        return cls("the plan", {**data["plan"], "slowdown": {"total": 1.0}, "findings": []})
 
     @classmethod
     def read(cls, path: str) -> Baseline:
@@ -137,4 +130,4 @@ class Baseline:
                 f"{path}: not what 'debubble trace --json' prints of a run with points in time; "
                 f"make one with 'debubble trace RUN --json > baseline.json'"
             )
-        return cls(path, data)
+        return cls(f"baseline {path}", data)
