@@ -233,7 +233,10 @@ def _of_simulator(name: P2PMode) -> FittedMode:
 
 FITTED_MODES = (
     FittedMode("overlapped", MODE["overlapped"].title, _free),
-    *map(_of_simulator, ("blocking", "pair", "group", "directed")),
+    _of_simulator("blocking"),
+    _of_simulator("pair"),
+    _of_simulator("group"),
+    _of_simulator("directed"),
     FittedMode(
         "joined", "a send that is posted together with a receive from its target holds up its rank "
         "until it is over, as in PyTorch's 1F1B", _standing(always=False), holds_up=True,
