@@ -79,6 +79,18 @@ def test_a_cause_on_the_only_rank_names_it() -> None:
     assert text.startswith("The host of rank 0 launches too late")
 
 
+def test_idle_time_inside_actions_is_said_next_to_that_between_them() -> None:
+    observed = Made([["0F0", "0F1", "0B0", "0B1"]], arrivals=False).observed()
+    actions = observed.actions
+    busy = 0.25 * (actions.end - actions.start)
+    found = diagnose(replace(observed, actions=replace(actions, busy=busy)))
+    assert found.findings[0].cause == "launch-gap"
+    assert found.bubble_ratio + found.idle_inside == pytest.approx(0.75, abs=0.02)
+    assert found.findings[0].gain == pytest.approx(found.idle_inside, abs=0.02)
+    text = " ".join(report(found, 100).split())
+    assert "inside actions, devices are idle another 7" in text
+
+
 def test_rows_in_any_order_give_the_same_data() -> None:
     observed = PLANTED["slow link"](0).made.observed()
     mixed = np.random.default_rng(0).permutation(len(observed.actions))

@@ -19,7 +19,7 @@ from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
 from debubble.diagnosis.findings import TRUSTED, Finding, find
 from debubble.diagnosis.make_run import run_of
-from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.observed import Observed, Times
 from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
@@ -133,11 +133,19 @@ class Diagnosis:
     @cached_property
     def bubble_ratio(self) -> float:
         """Idle share of the rank-time of all analyzed steps."""
+        return 1 - self._share(self.run.duration)
+
+    @cached_property
+    def idle_inside(self) -> float:
+        """Share of the rank-time in which devices are idle inside actions, as far as is known."""
+        return self._share(np.nan_to_num(np.maximum(self.run.duration - self.run.busy, 0.0)))
+
+    def _share(self, times: Times) -> float:
+        """Return the share of times of actions in the rank-time of all analyzed steps."""
         run = self.run
-        busy = np.where(run.counted & run.known, run.duration, 0.0).sum()
+        spent = np.where(run.counted & run.known, times, 0.0).sum()
         _, place = run.step_of
-        ranks = run.traced.sum(axis=1)
-        return float(1 - busy / (run.step_times[place] * ranks).sum())
+        return float(spent / (run.step_times[place] * run.traced.sum(axis=1)).sum())
 
     @property
     def shown(self) -> int:

@@ -12,7 +12,7 @@ from debubble.analysis.metrics import ranges
 from debubble.core.units import counted, number, rough_percent
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
-from debubble.diagnosis.findings import TRUSTED, Finding, nothing
+from debubble.diagnosis.findings import LEAST_GAIN, TRUSTED, Finding, nothing
 from debubble.diagnosis.next_command import RUN, next_command
 from debubble.diagnosis.what_if import WhatIf
 from debubble.diagnosis.wording import LEAST_ERROR, share_text
@@ -122,6 +122,8 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     if not np.isnan(run.start).any():
         planned = rough_percent(found.planned_bubble_ratio)
         text += f", {planned} due to the schedule"
+    if found.idle_inside > LEAST_GAIN:
+        text += f"; inside actions, devices are idle another {rough_percent(found.idle_inside)}"
     yield text
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from debubble.core.units import counted
 from debubble.diagnosis.candidates import Cause
 from debubble.diagnosis.machines import Machines
@@ -120,6 +122,11 @@ class CauseInRun:
         return f"Both are on one host: look at {load}the link of their devices (nvidia-smi topo -m)"
 
     @property
+    def or_idle(self) -> str:
+        """Another place of late launches, if the trace has it."""
+        return "" if np.isnan(self.run.busy).all() else ", or its device idled inside actions"
+
+    @property
     def through(self) -> str:
         """Communication backend, if it is known."""
         return f" through {self.run.backend}" if self.run.backend else ""
@@ -179,8 +186,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "launch-gap": Words(
         "{0.hosts} too late",
-        "{0.rank}{0.machine} had input and nothing to do, and began late: the host launches too "
-        "late",
+        "{0.rank}{0.machine} had input and nothing to do, and began late{0.or_idle}: the host "
+        "launches too late",
         "Use CUDA graphs or fewer, larger kernels, or free the host of other work",
         "Free the host of other work: fewer threads or processes than its processors",
     ),
