@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,12 +276,13 @@ def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
 def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]) -> str:
     """Return the messages of a shortest contradictory cycle, in words."""
     cycle = _negative_cycle(direct)
+    links = list(pairwise([*cycle, cycle[0]]))
     parts = []
-    for source, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+    for source, target in links:
         at = int(columns[source, target])
         sent = unpack(int(run.schedule.actions[run.source[at]]))
         parts.append(f"{run.schedule.text(sent)} from rank {source} to rank {target}")
-    length = sum(direct[a, b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+    length = sum(direct[link] for link in links)
     copy = f" of copy {run.copy[row]}" if run.copies > 1 else ""
     return (
         f"step {run.steps[int(run.step[row])]}{copy}: {' and '.join(parts)} contradict each other "

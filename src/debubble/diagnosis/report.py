@@ -80,7 +80,9 @@ def headline(found: Diagnosis) -> str:
         return untrusted(found).rstrip(".")
     if not found.findings:
         text = _capital(nothing(found.beyond, len(found.run.step_times)))
-        return text + (f"; {_less(found.faster[0])}" if found.faster else "")
+        for one in found.faster[:1]:
+            text += f"; with {one.text}, a step takes {share_text(one.gain, one.error)} less"
+        return text
     first = found.findings[0]
     if first.gain is None:
         return f"{first.subject}; what that costs is uncertain"
@@ -171,16 +173,15 @@ def step_cell(one: Finding) -> str:
 
 
 def notes(found: Diagnosis) -> Iterator[str]:
-    """Yield sentences on limits of the findings, and on faster schedules."""
+    """Yield sentences on limits of the findings, on faster schedules, and on assumptions."""
     if found.findings and found.replay_error > TRUSTED:
         yield untrusted(found)
-    if others := faster_schedules(found):
-        yield others
-    yield from cautions(found)
-
-
-def cautions(found: Diagnosis) -> Iterator[str]:
-    """Yield sentences on parts of a run that were assumed, missing, or not explained."""
+    names = ", ".join(
+        f"{one.text} {_milliseconds(one.after)} ms ({share_text(one.gain, one.error)} less)"
+        for one in found.faster[:LISTED_LINES]
+    )
+    if names:
+        yield f"Other schedules at these times: {names}."
     if found.replay.uncertainty > APART and found.replay_error <= TRUSTED:
         yield f"Gains are uncertain: {_off(found.replay.uncertainty)}."
     if found.observed.order_assumed:
@@ -224,24 +225,11 @@ def longer_than_observed(found: Diagnosis) -> str:
     )
 
 
-def faster_schedules(found: Diagnosis) -> str:
-    """Return a sentence on schedules that would be faster; empty if there is none."""
-    names = ", ".join(
-        f"{one.text} {_milliseconds(one.after)} ms ({share_text(one.gain, one.error)} less)"
-        for one in found.faster[:LISTED_LINES]
-    )
-    return f"Other schedules at these times: {names}." if names else ""
-
-
 def _step(found: Diagnosis) -> str:
     """Return what gains are of: a step, or a mean one where that is not the median one."""
     times = found.run.step_times
     mean, median = float(times.mean()), float(np.median(times))
     return "step" if _milliseconds(mean) == _milliseconds(median) else "mean step"
-
-
-def _less(one: WhatIf) -> str:
-    return f"with {one.text}, a step takes {share_text(one.gain, one.error)} less"
 
 
 def untrusted(found: Diagnosis) -> str:
@@ -304,10 +292,9 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     slow = found.slowdown
     share = ""
     if slow.last_stage is not None and slow.slowest_workers is not None:
-        share = (
-            f" (share of the last stage {_share(slow.last_stage)}, of the slowest 3 % of workers "
-            f"{_share(slow.slowest_workers)})"
-        )
+        shares = (slow.last_stage, slow.slowest_workers)
+        last, slowest = (f"{100 * max(each, 0.0):.0f} %" for each in shares)
+        share = f" (share of the last stage {last}, of the slowest 3 % of workers {slowest})"
     rows = [("slowdown", f"{slow.total:.3g} times the same run without stragglers{share}")]
     mode, error = found.mode
     fits = f"the best p2p mode is {mode}"
@@ -331,10 +318,6 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     if left:
         rows.append(("skipped", "; ".join(left)))
     return rows
-
-
-def _share(value: float) -> str:
-    return f"{100 * max(value, 0.0):.0f} %"
 
 
 def _few(texts: Sequence[str]) -> list[str]:
@@ -368,7 +351,9 @@ def what_if_text(one: WhatIf, width: int) -> list[str]:
     if one.timeline is not None:
         peak = float(one.timeline.peak_activation.max())
         text += f"; {number(peak, 3)} activation units on the fullest rank"
-    return wrap(text + _caution(one), width)
+    if one.after != one.before and one.error > APART:
+        text += f". Uncertain: {_off(one.error)}"
+    return wrap(text, width)
 
 
 def _capital(text: str) -> str:
@@ -381,10 +366,3 @@ def _milliseconds(seconds: float) -> str:
 
 def _off(error: float) -> str:
     return f"with one time for every link, a step is {100 * error:.0f} % off"
-
-
-def _caution(one: WhatIf) -> str:
-    """Return a warning if a model does not explain the run well."""
-    if one.after == one.before or one.error <= APART:
-        return ""
-    return f". Uncertain: {_off(one.error)}"
