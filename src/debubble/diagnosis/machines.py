@@ -49,28 +49,27 @@ class Machines:
             len({one.file for one in found.values()} - {None}) > 1,
         )
 
-    def workers(self, where: Where) -> list[Worker]:
-        """Return the workers of a place in the pipeline: of all copies if it is not in one."""
+    def places(self, where: Where) -> list[Location]:
+        """Return the locations of a place in the pipeline: of all copies if it is not in one."""
         copy, rank, link = (where.get(key) for key in ("copy", "rank", "link"))
         if rank is None and link is None and copy is None:
             return []
         ranks = link if isinstance(link, list) else sorted({r for _, r in self.locations})
         ranks = [rank] if isinstance(rank, int) else ranks
         copies = [copy] if isinstance(copy, int) else sorted({c for c, _ in self.locations})
-        return list(product(copies, ranks))
+        return [self.locations[worker] for worker in product(copies, ranks)]
 
     def facts(self, where: Where) -> dict[str, Any]:
         """Return global rank, host and file of a place if known, as one value or a list.
 
         Lists have the workers by copy and rank.
         """
-        places = [self.locations[worker] for worker in self.workers(where)]
-        found: dict[str, Any] = {}
-        for fact in FACTS:
-            values = [getattr(place, fact) for place in places]
-            if any(value is not None for value in values):
-                found[fact] = values[0] if len(values) == 1 else values
-        return found
+        places = self.places(where)
+        columns = {fact: [getattr(place, fact) for place in places] for fact in FACTS}
+        return {
+            fact: values[0] if len(values) == 1 else values
+            for fact, values in columns.items() if any(value is not None for value in values)
+        }  # fmt: skip
 
     def columns(self, most: int) -> dict[str, list[str]]:
         """Return at most `most` workers and the facts that differ, by title; empty without any."""
@@ -95,7 +94,7 @@ class Machines:
         The text is ``" (global rank 3, host node7, file rank3.json)"``, or empty. A short one has
         a file only if it would be empty without.
         """
-        places = [self.locations[worker] for worker in self.workers(where)]
+        places = self.places(where)
         if len(places) != 1:
             return ""
         (place,), parts = places, []
@@ -109,7 +108,7 @@ class Machines:
 
     def ends(self, where: Where) -> str:
         """Return the locations of both ends of a link in words, like :meth:`named`."""
-        places = [self.locations[worker] for worker in self.workers(where)]
+        places = self.places(where)
         if len(places) != 2:
             return ""
         one, other = places
@@ -124,5 +123,5 @@ class Machines:
 
     def apart(self, where: Where) -> bool:
         """Return False if both ends of a link are known to be on one host."""
-        hosts = {self.locations[worker].host for worker in self.workers(where)}
+        hosts = {place.host for place in self.places(where)}
         return len(hosts) != 1 or None in hosts
