@@ -71,12 +71,12 @@ class Stand:
 
     @property
     def is_free(self) -> bool:
-        """Whether it waits for nothing that it has posted a receive for, or a collective."""
+        """True if it waits for nothing that it has posted a receive for, or a collective."""
         return not self.waits and self.kind not in (StandKind.WAITING, StandKind.CALLING)
 
     @property
     def is_proven(self) -> bool:
-        """Whether its own dump shows that it waits for none, whatever its sends do."""
+        """True if its own dump shows that it waits for none, whatever its sends do."""
         return self.dump is not None and not self.may_wait
 
 
