@@ -314,6 +314,20 @@ def test_what_needs_least_is_near_where_nothing_fits() -> None:
     assert max(found.near[0].peaks) == pytest.approx(min(peaks.values()))
 
 
+@pytest.mark.parametrize("limit", [5e9, 25e9])
+def test_the_nearest_of_all_splits_needs_least(limit: float) -> None:
+    asked = plan_request("llama-3.1-8b", "h100", 2, 8, 4096, fixed=Fixed(framework="megatron"))
+    asked = replace(asked, model=replace(asked.model, layers=asked.model.layers[:6]), limit=limit)
+    found = search(asked, groups(asked), 3)
+    peaks = {
+        candidate: max(evaluate(asked, candidate).peaks)
+        for group in groups(asked)
+        for candidate in group.candidates()
+    }
+    assert not found.plans
+    assert max(found.near[0].peaks) == pytest.approx(min(peaks.values()))
+
+
 @pytest.mark.slow
 def test_nothing_that_nearly_fits_is_faster_than_what_is_near() -> None:
     fixed = Fixed(framework="megatron", cp=1, recompute="none", tp=1)

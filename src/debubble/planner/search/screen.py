@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import nsmallest
-from operator import itemgetter
+from heapq import heappop, heappush, nsmallest
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ from debubble.planner.search.bounds import (
     pipeline_bound,
     turns_of,
 )
-from debubble.planner.search.choices import FEWEST, Setting, Split, first_setting
-from debubble.planner.search.evaluate import Evaluated, with_full_peaks
+from debubble.planner.search.choices import FEWEST, Setting, first_setting
+from debubble.planner.search.evaluate import Evaluated, finished
 from debubble.planner.search.groups import (
     USUAL_SCHEDULE,
     Batch,
@@ -62,9 +62,6 @@ from debubble.planner.search.within_memory import (
     within_limit_of,
 )
 
-LARGE = 4
-"""Candidates that need least memory, per plan that is kept, to look at where nothing fits."""
-
 
 @dataclass
 class Screen:
@@ -82,9 +79,9 @@ class Screen:
     """Seconds of the best plan so far of those alike, of which only one is kept."""
     queue: Queue = field(default_factory=Queue)
     """All that is not decided."""
-    large: list[tuple[float, Batch, tuple[str, Split]]] = field(default_factory=list)
-    """Candidates that do not fit, each with bytes that its fullest rank needs at least, about: a
-    batch, and a schedule with its cut."""
+    large: list[tuple[float, int, Batch | Candidate | Evaluated]] = field(default_factory=list)
+    """Heap of what does not fit, by bytes that its fullest rank needs at least, about."""
+    numbers: Iterator[int] = field(default_factory=count)
     work: dict[object, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -131,14 +128,17 @@ class Screen:
 
     def _open_group(self, group: CandidateGroup) -> None:
         """Add the batches of a group, with the work of those that do least, if any has room."""
-        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
+        limit = self.request.limit
+        if self.heads and self.memory.of(group) > limit * (1 + ROUNDING):
             self.found.leave_out(NO_ROOM, group.count)
             return
         alike: dict[tuple[str, bool], list[Batch]] = {}
         for setting in group.all_settings:
             batch, (recompute, zero) = Batch(group, setting), setting
-            if self.memory.of(group, setting) > self.request.limit:
+            least = self.memory.of(group, setting)
+            if least > limit:
                 self.found.leave_out(NO_ROOM, batch.count)
+                self._note_large(least, batch)
             else:
                 alike.setdefault((recompute, zero > 0), []).append(batch)
         for (recompute, split), batches in alike.items():
@@ -160,27 +160,37 @@ class Screen:
     def _leave_out_large(self, batch: Batch, large: list[Large]) -> None:
         """Leave out orders without room; some are noted while nothing fits."""
         self.found.leave_out(IN_FLIGHT, len(large))
-        if not self.heads and recomputed_layers(first_setting(batch.setting)[0]) is None:
-            some = nsmallest(self.found.top, large)
-            self.large += [(least, batch, one) for least, one in some]
+        for least, order in nsmallest(self.found.top, large):
+            self._note_large(least, batch.group.candidate(*order, batch.setting))
+
+    def _note_large(self, least: float, one: Batch | Candidate | Evaluated) -> None:
+        """Note what does not fit, while nothing does; all layers recomputed need less than some."""
+        nothing = not self.heads and math.isinf(self.found.below)
+        if nothing and not (isinstance(one, Batch) and one.setting[0] == FEWEST):
+            heappush(self.large, (least, next(self.numbers), one))
 
     def add_large(self) -> None:
-        """Simulate candidates that need least memory if nothing fits."""
-        found: list[tuple[float, Candidate]] = []
-        most = LARGE * self.found.top
-        for least, batch, one in sorted(self.large, key=itemgetter(0)) if not self.heads else ():
-            if len(found) == most and least >= found[-1][0]:
-                break
-            candidate = batch.group.candidate(*one, batch.setting)
-            if not candidate.uses_costs:
-                own, _ = base_cut(self.request, candidate, self.splits)
+        """Keep the plans that need least memory as near if nothing fits, the smallest first."""
+        smallest: dict[Kin, Evaluated] = {}
+        while self.large and len(smallest) < self.found.top and not self.heads:
+            least, _, one = heappop(self.large)
+            if isinstance(one, Batch):
+                given, large = with_room(self.request, [one])[0]
+                for peak, order in (*large, *((least, order[:2]) for order in given)):
+                    candidate = one.group.candidate(*order, one.setting)
+                    self._note_large(max(least, peak), candidate)
+            elif isinstance(one, Candidate):
+                own, _ = base_cut(self.request, one, self.splits)
                 peaks = least_peaks(self.request, own)
-                peak = least if peaks is None else float(peaks.max())
-                found = nsmallest(most, [*found, (peak, own)], key=itemgetter(0))
-        for _, candidate in found:
-            base = base_of(self.request, candidate, self.splits)
-            if base is not None:
-                kept(self.found.near, with_full_peaks(base.plan), self.found.top)
+                base = None if own.uses_costs else base_of(self.request, own, self.splits)
+                if base is not None:
+                    self._note_large(least if peaks is None else float(peaks.max()), base.plan)
+            elif not one.memory:
+                plan = finished(one)
+                self._note_large(max(plan.peaks), plan)
+            else:
+                smallest.setdefault(kin(one.candidate), one)
+        self.found.near = list(smallest.values()) or self.found.near
 
     def _open_batch(self, batch: Batch, orders: list[Ordered]) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
@@ -216,7 +226,7 @@ class Screen:
         """Look at the variants of a base, unless it turns out too large for any."""
         base, reason = self._with_peaks(simulated, reason)
         if reason:
-            self.found.take(base.plan)
+            self._take(base.plan)
         else:
             self._wait([base])
 
@@ -273,6 +283,8 @@ class Screen:
     def _take(self, plan: Evaluated) -> None:
         if plan.fits:
             self._keep(plan)
+        else:
+            self._note_large(max(plan.peaks), plan)
         self.found.take(plan)
 
     def _base(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
@@ -305,6 +317,7 @@ class Screen:
         if near and peaks is not None:
             least = pipeline_bound(self.request, candidate)
             if not may_be_near(self.found, candidate, float(peaks.max()), least):
+                self._note_large(float(peaks.max()), candidate)
                 return None, IN_FLIGHT
         try:
             base = base_of(self.request, candidate, self.splits, limit)
