@@ -64,13 +64,17 @@ def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str =
     where all keys are for the timeline, ``cell`` in a notebook, and ``layers="bubbles,memory"`` for
     the layers at the start.
     """
-    # "<" cannot end the script element early when it is written as an escape.
-    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")
     return (
         f"<{TAG}{f' {attributes}' if attributes else ''}>"
-        f'<script type="application/json">{data}</script>{fallback}</{TAG}>'
+        f'<script type="application/json">{embedded(payload)}</script>{fallback}</{TAG}>'
     )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that may stand in a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # "<" cannot end the element early when it is written as an escape.
+    return text.replace("<", "\\u003c")
 
 
 MAX_STATIC_ACTIONS = 2_000

@@ -7,7 +7,6 @@ the playground alike. As for timelines, there is nothing to build, and nothing i
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +30,7 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 from debubble.planner.search.search_result import NEAR, Found
 from debubble.view import captions
-from debubble.view.page import asset, script
+from debubble.view.page import asset, embedded, script
 from debubble.view.timeline_data import encode
 
 VIEW_PARTS = ("plan_words", "plan_tiles", "plan_bars", "plan_chart", "plan_view")
@@ -49,7 +48,6 @@ WIDTH = 100
 
 def plan_page(plan: Plan) -> str:
     """Return a self-contained page about a plan, its alternatives, and why it is not another."""
-    data = json.dumps(plan_view(plan), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     said = "\n\n".join(
         [report.text(plan.found, WIDTH), *map(why_text, plan.why), explanation(plan.found, WIDTH)]
     )
@@ -57,8 +55,7 @@ def plan_page(plan: Plan) -> str:
         version=html.escape(__version__),
         title=html.escape(f"A plan for {plan.found.request.model.name}"),
         style=asset("page.css") + asset("plan/plan.css"),
-        # "<" cannot end the script element early when it is written as an escape.
-        data=data.replace("<", "\\u003c"),
+        data=embedded(plan_view(plan)),
         text=html.escape(said),
         script=script() + view_script(),
         made=captions.details(()),
