@@ -11,10 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from string import Template
 from typing import Any
 
-from debubble._version import __version__
 from debubble.interchange.torch_csv import to_csv
 from debubble.planner.answer import report
 from debubble.planner.answer.data import plan_data, runs_nothing
@@ -30,7 +28,7 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 from debubble.planner.search.search_result import NEAR, Found
 from debubble.view import captions
-from debubble.view.page import asset, embedded, script
+from debubble.view.page import asset, document, embedded, script
 from debubble.view.timeline_data import encode
 
 VIEW_PARTS = ("plan_words", "plan_tiles", "plan_bars", "plan_chart", "plan_view")
@@ -51,14 +49,14 @@ def plan_page(plan: Plan) -> str:
     said = "\n\n".join(
         [report.text(plan.found, WIDTH), *map(why_text, plan.why), explanation(plan.found, WIDTH)]
     )
-    return Template(asset("plan/plan.html")).substitute(
-        version=html.escape(__version__),
-        title=html.escape(f"A plan for {plan.found.request.model.name}"),
-        style=asset("page.css") + asset("plan/plan.css"),
-        data=embedded(plan_view(plan)),
-        text=html.escape(said),
+    data = embedded(plan_view(plan))
+    return document(
+        f"A plan for {plan.found.request.model.name}",
+        f'<div id="plan"><noscript><pre>{html.escape(said)}</pre></noscript></div>',
         script=script() + view_script(),
+        style=asset("plan/plan.css"),
         made=captions.details(()),
+        data=f'<script type="application/json" id="plan-data">{data}</script>\n',
     )
 
 
