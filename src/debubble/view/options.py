@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from debubble.core.errors import ParameterError, deprecated, did_you_mean
@@ -249,14 +249,3 @@ def read_options(options: Mapping[str, Any]) -> FigureOptions:
 def option_names(ending: str) -> tuple[str, ...]:
     """Return the names of the options that a format takes."""
     return tuple(spec.name for spec in fields(FigureOptions) if ending in spec.metadata["endings"])
-
-
-def offered_fields() -> tuple[Field[Any], ...]:
-    """Return the fields that the command line offers."""
-    return tuple(spec for spec in fields(FigureOptions) if spec.metadata["flag"])
-
-
-def endings_of(name: str) -> tuple[str, ...]:
-    """Return the endings of the formats that have an option."""
-    endings: tuple[str, ...] = FigureOptions.__dataclass_fields__[name].metadata["endings"]
-    return endings

@@ -45,18 +45,15 @@ def save_chart(chart: Chart, path: str | Path) -> None:
         raise FormatError(f"'{path}': pictures of sweeps end in {', '.join(ENDINGS)}")
     drawing = chart_figure(chart)
     if ending == ".html":
-        content = _page(chart, drawing).encode()
+        picture = inline_svg(drawing, html.escape(chart.title))
+        body = results(picture, html_table(chart.table()), chart.notes)
+        content = document(chart.title, body).encode()
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
         write_atomically(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
-
-
-def _page(chart: Chart, drawing: Figure) -> str:
-    picture = inline_svg(drawing, html.escape(chart.title))
-    return document(chart.title, results(picture, html_table(chart.table()), chart.notes))
 
 
 def chart_figure(chart: Chart) -> Figure:
