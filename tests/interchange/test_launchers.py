@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.interchange.launchers import automodel, megatron, torchtitan
-from debubble.interchange.layouts import check_cut
+from debubble.interchange.layouts import Layout, check_cut
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,9 @@ def test_megatron_arguments_follow_from_the_order() -> None:
 
 
 def test_megatron_runs_other_orders_with_a_line_in_the_script() -> None:
-    *lines, reason, line = megatron(db.make("zb-v", ranks=2, microbatches=4), cut=[1, 2, 2, 1])
+    *lines, reason, line = megatron(
+        db.make("zb-v", ranks=2, microbatches=4), layout=Layout((1, 2, 2, 1))
+    )
     assert lines[1] == "--pipeline-model-parallel-layout 'Et|tt|tt|tL'"
     assert "before pretrain()" in reason
     assert line == '# import debubble.megatron as dm; dm.install("zb-v")'
@@ -97,9 +99,9 @@ def test_megatron_runs_other_orders_with_a_line_in_the_script() -> None:
         megatron(db.make("dualpipe", ranks=2, microbatches=4))
 
 
-def test_megatron_takes_a_cut_as_a_layout() -> None:
+def test_megatron_takes_a_layout() -> None:
     schedule = db.make("interleaved-1f1b", ranks=2, microbatches=4)
-    lines = megatron(schedule, cut=[3, 4, 4, 3])
+    lines = megatron(schedule, layout=Layout((3, 4, 4, 3)))
     assert lines[1] == "--pipeline-model-parallel-layout 'Et*3|t*4|t*4|t*3L'"
     assert not any("num-virtual-stages" in line for line in lines)
     assert "--microbatch-group-size-per-virtual-pipeline-stage 2" in lines

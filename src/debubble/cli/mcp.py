@@ -40,14 +40,8 @@ SECONDS = {
 """Commands that are tools, and the seconds that a call may take."""
 
 MOST = {
-    "ranks": limits.MAX_RANKS,
-    "microbatches": limits.MAX_MICROBATCHES,
-    "chunks": limits.MAX_CHUNKS,
-    "iterations": limits.MAX_ITERATIONS,
-    "gpus": limits.MAX_GPUS,
-    "batch": limits.MAX_BATCH,
-    "seq": limits.MAX_SEQUENCE,
-}
+    **limits.MOST, "gpus": limits.MAX_GPUS, "batch": limits.MAX_BATCH, "seq": limits.MAX_SEQUENCE,
+}  # fmt: skip
 """Largest sizes."""
 
 OVERHEAD = 5.0
@@ -217,7 +211,7 @@ def _check_sizes(arguments: Mapping[str, Any]) -> None:
         sizes = [*_sizes(arguments.get(key))]
         if sizes and max(sizes) > most:
             raise ParameterError(f"{key} is {max(sizes):,}; the limit is {most:,}")
-        actions *= max(sizes, default=1) if key in limits.SIZES else 1
+        actions *= max(sizes, default=1) if key in limits.MOST else 1
     if actions > limits.MAX_ACTIONS:
         raise ParameterError(
             f"a schedule of up to {actions:,} actions; the limit is {limits.MAX_ACTIONS:,}: use "

@@ -38,7 +38,7 @@ Text = str | None
 
 
 def takes(
-    metavar: str, help: str, *flags: str, complete: completion.Complete | None = None,
+    metavar: str | None, help: str, *flags: str, complete: completion.Complete | None = None,
     panel: str | None = None,
 ) -> Any:  # fmt: skip
     """Declare an option that takes a text; its flag is its name unless others are given."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from debubble.cli.options import with_options
+from debubble.cli.options import switch, takes, with_options
 from debubble.cli.output import check_writable
 from debubble.cli.panels import FIGURE
 from debubble.core.errors import FormatError, ParameterError
-from debubble.view.options import endings_of, offered_fields, read_options
+from debubble.view.options import FigureOptions, read_options
 
 ENDINGS = (".png", ".svg", ".pdf", ".html", ".txt")
 _NO_TITLE = "no_title"
+
+_FIELDS = {spec.name: spec for spec in fields(FigureOptions) if spec.metadata["flag"]}
+
+_TYPED = {
+    f"no_{name}" if spec.metadata["metavar"] is None and spec.default is not False else name: spec
+    for name, spec in _FIELDS.items()
+}
+"""Options by the names that are typed: ``no_…`` for a switch that is on by default."""
 
 Picture = Mapping[str, Any]
 """Options of a picture as typed, by their names in Python; others are left out."""
@@ -24,36 +30,32 @@ Picture = Mapping[str, Any]
 
 def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a picture in place of its parameter ``picture``."""
-    flag = typer.Option("--no-title", help="No title and no caption.", rich_help_panel=FIGURE)
     added: dict[str, tuple[Any, Any]] = {}
-    for spec in offered_fields():
-        about, name = spec.metadata, _typed_name(spec)
-        option = typer.Option(
-            f"--{name.replace('_', '-')}",
-            metavar=about["metavar"],
-            help=about["help"],
-            rich_help_panel=FIGURE,
-        )
+    for name, spec in _TYPED.items():
+        about = spec.metadata
         kind: Any = list[str] | None if about["repeated"] else str | None
         kind, usual = (bool, False) if about["metavar"] is None else (kind, None)
+        flag = f"--{name.replace('_', '-')}"
+        option = takes(about["metavar"], about["help"], flag, panel=FIGURE)
         added[name] = Annotated[kind, option], usual
-    added[_NO_TITLE] = Annotated[bool, flag], False
+    no_title = switch("--no-title", "No title and no caption.", FIGURE)
+    added[_NO_TITLE] = Annotated[bool, no_title], False
     return with_options(function, "picture", added, _given, last=True)
 
 
 def picture_names() -> tuple[str, ...]:
     """Return the names of a picture's options."""
-    return (*map(_typed_name, offered_fields()), _NO_TITLE)
+    return (*_TYPED, _NO_TITLE)
 
 
 def _given(typed: dict[str, Any]) -> Picture:
     """Return the options that were typed, by their names in Python."""
     given = {}
-    for spec in offered_fields():
-        value = typed[_typed_name(spec)]
+    for name, spec in _TYPED.items():
+        value = typed[name]
         if value not in (None, False, []):
             # A switch that is typed says so by its name: --no-… turns off.
-            given[spec.name] = _typed_name(spec) == spec.name if value is True else value
+            given[spec.name] = name == spec.name if value is True else value
             if spec.metadata["repeated"]:
                 given[spec.name] = spec.metadata["read"](value, _flag(spec.name, given))
     if typed[_NO_TITLE]:
@@ -61,12 +63,6 @@ def _given(typed: dict[str, Any]) -> Picture:
             raise ParameterError("--title and --no-title exclude each other; use one of them")
         given["title"] = ""
     return given
-
-
-def _typed_name(spec: Field[Any]) -> str:
-    """Return the option's name: ``no_…`` for a switch that is on by default."""
-    switch = spec.metadata["metavar"] is None
-    return f"no_{spec.name}" if switch and spec.default is not False else spec.name
 
 
 def _flag(name: str, picture: Picture) -> str:
@@ -92,9 +88,10 @@ def check_picture(path: str | None, picture: Picture, *more: str) -> None:
         raise FormatError(f"'{path}': {kind} end in {', '.join(known[:-1])} or {known[-1]}")
     check_writable(path)
     for name in picture:
-        if ending not in endings_of(name):
+        endings = _FIELDS[name].metadata["endings"]
+        if ending not in endings:
             raise ParameterError(
-                f"{_flag(name, picture)} is for {', '.join(endings_of(name))}; "
+                f"{_flag(name, picture)} is for {', '.join(endings)}; "
                 f"a {ending} picture does not have it"
             )
     read_options(picture)

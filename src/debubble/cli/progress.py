@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+from debubble.core.signals import on_signal
 
 PATIENCE = 2.0
 """Seconds before the bar appears."""
@@ -108,18 +110,10 @@ def overwritten_line(*, every: float | None = None) -> Iterator[Callable[[str], 
         show("")
 
 
-@contextmanager
-def stopped_kindly() -> Iterator[None]:
+def stopped_kindly() -> AbstractContextManager[None]:
     """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that the best so far is shown."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: Any) -> None:  # noqa: ARG001 - as signals call it
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    return on_signal(signal.SIGTERM, stop)

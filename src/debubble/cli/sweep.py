@@ -40,9 +40,9 @@ def sweep(
     to: Annotated[Text, takes("FILE", "Write results as .csv or .parquet.")] = None,
     plot: Annotated[
         Text,
-        typer.Option(
-            metavar="x=… y=… [by=…]",
-            help="Plot a result against an option, one line per value of by; "
+        takes(
+            "x=… y=… [by=…]",
+            "Plot a result against an option, one line per value of by; "
             "NAME=VALUE filters the points.",
         ),
     ] = None,

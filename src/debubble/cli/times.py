@@ -29,20 +29,9 @@ _INDEXED = re.compile(r"(\w+)\.([0-9]{1,9})")
 def parse_times(text: str, flag: str) -> Costs:
     """Parse costs such as ``F=1,F.2=1.5,I=1,W=1/2,p2p=0.1``.
 
-    Parameters
-    ----------
-    text
-        Name and value of every cost, separated by commas; a value is one number, or one per
-        stage (per rank with ``--rank-times``) separated by slashes. ``F=1,F.2=1.5`` is 1.5 on
-        stage 2 and 1 on others. ``microbatch=1/1.2/0.8`` are the lengths of three microbatches.
-        ``embedding.F=1`` adds to the first stage, ``head.F=1`` and ``mtp.F=1`` to the last.
-    flag
-        ``"--times"`` or ``"--rank-times"``.
-
-    Raises
-    ------
-    CostError
-        When a name does not exist or occurs twice, or a value is not a number of at least 0.
+    Slashes separate one value per stage (per rank with ``--rank-times``), microbatch or boundary;
+    ``F.2`` is that of stage 2 alone, and ``head.F`` is added to the last. Raises CostError when a
+    name does not exist or occurs twice, or a value is not a number of at least 0.
     """
     owner = "rank" if flag == "--rank-times" else "stage"
     found: dict[str, Any] = {}

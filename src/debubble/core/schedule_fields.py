@@ -279,17 +279,18 @@ def plain_costs(value: Costs) -> dict[str, Any]:
     """Return the costs that are not the default, as plain data."""
     default = Costs()
     return {
-        key: _plain(getattr(value, key))
+        key: plain_cost(getattr(value, key))
         for key in COST_NAMES
         if getattr(value, key) != getattr(default, key)
     }
 
 
-def _plain(value: Any) -> Any:
+def plain_cost(value: Any) -> Any:
+    """Return a cost as plain data."""
     if isinstance(value, Mapping):
         text = {key: ",".join(map(str, key)) if isinstance(key, tuple) else key for key in value}
         return {str(text[key]): item for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [plain_cost(item) for item in value] if isinstance(value, tuple) else value
 
 
 def words(known: Sequence[str]) -> Check:

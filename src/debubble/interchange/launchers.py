@@ -18,7 +18,6 @@ from debubble.interchange.layouts import (
     Layout,
     in_loop,
     in_v,
-    megatron_layout,
 )
 from debubble.schedules import registry
 
@@ -128,12 +127,12 @@ def _refuse_carries(schedule: Schedule, where: str) -> None:
 
 
 def megatron(
-    schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | Layout | None = None
+    schedule: Schedule, mode: P2PMode = "overlapped", layout: Layout | None = None
 ) -> list[str]:
     """Return the arguments with which Megatron-LM runs a schedule, one per line.
 
-    The order of actions counts, not the name. `cut` has the number of layers of every stage, or is
-    a layout; None is an even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved
+    The order of actions counts, not the name. `layout` has the layers of every stage; None is an
+    even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved
     1F1B, and interleaved 1F1B with forward and backward overlapped for expert parallelism; others
     run with a line in the training script. ParameterError is raised for those that do not.
     """
@@ -141,7 +140,7 @@ def megatron(
     for name, group in _candidates(schedule):
         if not _same_order(schedule, name, group):
             continue
-        lines = _megatron_stages(schedule, cut)
+        lines = _megatron_stages(schedule, layout)
         if name != "1f1b":
             lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {group}")
             if mode == "blocking":
@@ -156,21 +155,20 @@ def megatron(
             "copy of the model, whole microbatches and one version of the weights"
         )
     return [
-        *_megatron_stages(schedule, cut),
+        *_megatron_stages(schedule, layout),
         *_megatron_batch(schedule),
         "# Megatron-LM has no such schedule; in the training script, before pretrain():",
         f"# import debubble.megatron as dm; dm.install({json.dumps(schedule.name)})",
     ]
 
 
-def _megatron_stages(schedule: Schedule, cut: Sequence[int] | Layout | None) -> list[str]:
+def _megatron_stages(schedule: Schedule, layout: Layout | None) -> list[str]:
     lines = [f"--pipeline-model-parallel-size {schedule.ranks}"]
-    if cut is not None:
+    if layout is not None:
         # Megatron-LM lists stages in sequence; debubble.megatron places them.
-        layout = megatron_layout(Placement.loop(schedule.ranks, schedule.chunks), cut)
         lines.append(f"--pipeline-model-parallel-layout '{layout}'")
-        if isinstance(cut, Layout) and cut.mtp:
-            lines.append(f"--mtp-num-layers {cut.mtp}")
+        if layout.mtp:
+            lines.append(f"--mtp-num-layers {layout.mtp}")
     elif schedule.chunks > 1:
         lines.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
     return lines

@@ -203,14 +203,14 @@ def in_v(placement: Placement) -> bool:
     return placement.table == Placement.v(placement.ranks).table
 
 
-def megatron_layout(placement: Placement, layout: Sequence[int] | Layout) -> str:
-    """Return the string of a layout or a cut; placements that Megatron-LM lacks are refused."""
+def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
+    """Return the layout string of a cut; placements that Megatron-LM lacks are refused."""
     if not in_loop(placement):
         raise ParameterError(
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
             f"'{placement.name}' cannot be written as a layout"
         )
-    return str(layout) if isinstance(layout, Layout) else layout_text(layout)
+    return layout_text(cut)
 
 
 def cut_text(placement: Placement, cut: Sequence[int]) -> str:

@@ -15,9 +15,9 @@ import numpy as np
 from debubble.core.errors import CostError, FormatError, ParameterError, WrongValueError
 from debubble.core.placement import Placement
 from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule
-from debubble.core.schedule_fields import FieldSizes, up_to
+from debubble.core.schedule_fields import FieldSizes, label, up_to
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
-from debubble.interchange.text import A_TRACE, check_keys, check_label, shown
+from debubble.interchange.text import A_TRACE, check_keys, shown
 
 REQUIRED = (
     "format", "version", "ranks", "placement", "programs",
@@ -181,8 +181,10 @@ def read_placement(data: Any, ranks: int, where: str) -> Placement:
                 raise FormatError(
                     f"{path}[{stage}] is {shown(rank)}; ranks go from 0 to {ranks - 1}"
                 )
-    name = check_label(data.get("name", "explicit"), f"{where}: placement.name")
     try:
+        name = label("placement.name", data.get("name", "explicit"))
         return Placement(tuple(map(tuple, table)), name, ranks)
+    except WrongValueError as error:
+        raise FormatError(f"{where}: {error.text(shown)}") from None
     except ParameterError as error:
         raise FormatError(f"{where}: placement.table: {error}") from None

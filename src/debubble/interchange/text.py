@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from debubble.core.errors import FormatError, WrongValueError, did_you_mean
-from debubble.core.schedule_fields import label
+from debubble.core.errors import FormatError, did_you_mean
 
 SHOWN = 60
 """Characters of a value that an error message quotes."""
@@ -121,11 +120,3 @@ def check_keys(
     for key in required:
         if key not in data:
             raise FormatError(f"{where}: '{key}' is missing")
-
-
-def check_label(value: Any, where: str) -> str:
-    """Check a name or unit of a file: printable text on one line."""
-    try:
-        return label(where, value)
-    except WrongValueError as error:
-        raise FormatError(error.text(shown)) from None

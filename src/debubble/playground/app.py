@@ -35,12 +35,26 @@ SCRIPTS = (
     "main", "dom", "server", "state", "undo", "controls", "hint", "link", "picker", "listbox",
     "files", "answer", "tiles", "plot", "cards", "plan", "faster", "trace"
 )  # fmt: skip
-ASSETS = {
-    "/": ("index.html", "text/html"),
-    "/playground.css": ("playground.css", "text/css"),
-    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in ``assets/``."""
+    return resources.files("debubble.playground").joinpath("assets", name).read_text("utf-8")
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "/": partial(asset, "index.html"),
+    "/playground.css": partial(asset, "playground.css"),
+    **{f"/{name}.js": partial(asset, f"{name}.js") for name in SCRIPTS},
+    "/timeline.js": page.script,
+    "/shared.js": partial(page.asset, "timeline/shared.js"),
+    **{f"/{name}.js": partial(page.asset, f"plan/{name}.js") for name in VIEW_PARTS},
+    "/plan.css": partial(page.asset, "plan/plan.css"),
 }
-"""File and media type of every address with a file of this folder."""
+"""Text at every address of the page and its parts."""
+
+MEDIA = {"": "text/html", "css": "text/css", "js": "text/javascript"}
+"""Media types by the ending of an address."""
 
 BYTES = "application/octet-stream"
 
@@ -57,16 +71,7 @@ def make_app(
     `clients` limits the requests of each of them; by default there is no limit.
     """
     service = Service()
-    routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
-    routes += [
-        Route("/timeline.js", partial(_script, page.script)),
-        Route("/shared.js", partial(_script, partial(page.asset, "timeline/shared.js"))),
-        *(
-            Route(f"/{name}.js", partial(_script, partial(page.asset, f"plan/{name}.js")))
-            for name in VIEW_PARTS
-        ),
-        Route("/plan.css", _style),
-    ]
+    routes = [Route(path, _part) for path in PARTS]
     asked: dict[str, Endpoint] = {
         "schedules": service.listing(page_lists), "planner": service.listing(plans.inputs),
         "example-plan": service.listing(examples.example_plan),
@@ -119,17 +124,9 @@ async def _not_served(request: Request, error: Any) -> Response:
     return refusal(RefusedError(f"{request.url.path}: {error.detail}", status=error.status_code))
 
 
-async def _asset(name: str, kind: str, request: Request) -> Response:  # noqa: ARG001
-    folder = resources.files("debubble.playground").joinpath("assets")
-    return Response(folder.joinpath(name).read_bytes(), media_type=kind)
-
-
-async def _script(text: Callable[[], str], request: Request) -> Response:  # noqa: ARG001
-    return Response(text(), media_type="text/javascript")
-
-
-async def _style(request: Request) -> Response:  # noqa: ARG001
-    return Response(page.asset("plan/plan.css"), media_type="text/css")
+async def _part(request: Request) -> Response:
+    path = request.url.path
+    return Response(PARTS[path](), media_type=MEDIA[path.rpartition(".")[2].strip("/")])
 
 
 class Service:

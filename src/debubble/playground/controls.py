@@ -10,7 +10,6 @@ from debubble.analysis.unread_costs import NEEDS
 from debubble.core.costs import COST_FIELDS
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
-from debubble.playground.state import MOST
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
@@ -63,7 +62,7 @@ def page_lists() -> dict[str, Any]:
     return {
         "schedules": catalogue(), "modes": MODES, "costs": cost_controls(), "choices": choices(),
         "limits": {
-            "sizes": MOST, "file": limits.MAX_FILE, "trace": limits.MAX_TRACE,
+            "sizes": limits.MOST, "file": limits.MAX_FILE, "trace": limits.MAX_TRACE,
             "trace_files": limits.MAX_TRACE_FILES,
         },
     }  # fmt: skip

@@ -41,13 +41,9 @@ READING = 10.0
 """Seconds in which a request has to arrive, its head and its body each."""
 
 MAX_SCHEDULES = 24
-MAX_RANKS = 512
-MAX_MICROBATCHES = 1 << 16
-MAX_CHUNKS = 64
-MAX_ITERATIONS = 256
 
-SIZES = ("ranks", "microbatches", "chunks", "iterations")
-"""Sizes that the number of actions grows with."""
+MOST = {"ranks": 512, "microbatches": 1 << 16, "chunks": 64, "iterations": 256}
+"""Largest sizes of a schedule, which the number of actions grows with."""
 
 MAX_ACTIONS = 1_500_000
 """Actions of all schedules of a request together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +14,8 @@ from debubble.core.options import OptionSpec, Whole, Word
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
 from debubble.lowering.chain import LOWERINGS
+from debubble.planner.candidate import PRECISIONS
+from debubble.planner.options import HELD, STATE
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError, about
 
@@ -21,9 +24,9 @@ if TYPE_CHECKING:
 
 CostTime = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 CostTimes = (
-    CostTime | Annotated[list[CostTime], Field(min_length=1, max_length=limits.MAX_RANKS * 8)]
+    CostTime | Annotated[list[CostTime], Field(min_length=1, max_length=limits.MOST["ranks"] * 8)]
 )
-Chunks = Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)]
+Chunks = Annotated[int, Field(ge=1, le=limits.MOST["chunks"])]
 ShortName = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\\\x00-\x1f]+$")]
 OptionValue = bool | int | float | Annotated[str, Field(max_length=80)] | None
 
@@ -51,7 +54,7 @@ class Wanted(Strict):
 
 
 Limit = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MAX_RANKS)]
+Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MOST["ranks"])]
 """A memory limit for each rank."""
 
 
@@ -76,12 +79,6 @@ class CostValues(Strict):
     }
 
 
-MOST = {
-    "ranks": limits.MAX_RANKS, "microbatches": limits.MAX_MICROBATCHES,
-    "chunks": limits.MAX_CHUNKS, "iterations": limits.MAX_ITERATIONS,
-}  # fmt: skip
-"""Largest sizes of a request."""
-
 FIELD = {"p2p_mode": "mode"}
 """Fields with other names than their options."""
 
@@ -98,11 +95,14 @@ def _values_of(row: OptionSpec) -> Any:
     if row.name in _ON_PAGE:
         choice = _ON_PAGE[row.name]
         return choice and Literal[tuple(choice.values)]
+    return _numbers_or_words(row, limits.MOST.get(row.name)) or Limit | Limits
+
+
+def _numbers_or_words(row: OptionSpec, most: int | None) -> Any:
+    """Return the type of whole numbers up to `most`, or of words; None for other options."""
     if isinstance(row.type, Whole):
-        return Annotated[int, Field(ge=row.type.least, le=MOST.get(row.name, row.type.most))]
-    if isinstance(row.type, Word):
-        return Literal[row.type.words]
-    return Limit | Limits
+        return Annotated[int, Field(ge=row.type.least, le=min(row.type.most, most or math.inf))]
+    return Literal[row.type.words] if isinstance(row.type, Word) else None
 
 
 def _field(kind: Any, default: Any) -> Any:
@@ -179,7 +179,12 @@ def cost_named(message: str) -> str:
     return word if word in CostValues.model_fields else ""
 
 
-Degree = Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
+_MOST_HELD = {"chunks": limits.MOST["chunks"], "microbatch_size": limits.MAX_BATCH}
+_HELD = {
+    row: kind
+    for row in (*HELD, *STATE)
+    if (kind := _numbers_or_words(row, _MOST_HELD.get(row.name, limits.MAX_GPUS)))
+}
 
 
 class PlanForm(Strict):
@@ -188,29 +193,20 @@ class PlanForm(Strict):
     model: ShortName = ""
     file: File | None = None
     gpu: ShortName
-    gpus: Degree
+    gpus: Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
     batch: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)]
     sequence: Annotated[int, Field(ge=1, le=limits.MAX_SEQUENCE)]
-    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
-    gradients: Literal["fp32", "bf16"] = "fp32"
-    moments: Literal["fp32", "bf16", "fp8"] = "fp32"
-    weights: Literal["bf16", "fp8", "fp4"] | None = None
-    offload: Literal["none", "optimizer"] = "none"
     memory: Annotated[str, Field(max_length=40)] | None = None
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     framework: ShortName | None = None
-    tp: Degree | None = None
-    cp: Degree | None = None
-    ep: Degree | None = None
-    dp: Degree | None = None
-    pp: Degree | None = None
-    chunks: Chunks | None = None
-    microbatch_size: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)] | None = None
     schedule: ShortName | None = None
     recompute: ShortName | None = None
-    zero: Annotated[int, Field(ge=0, le=3)] | None = None
     measured: File | None = None
     why: Annotated[str, Field(max_length=200)] = ""
+
+    __annotations__ |= {"precision": _field(Literal[PRECISIONS], PRECISIONS[0])} | {
+        row.name: _field(kind, row.default) for row, kind in _HELD.items()
+    }
 
 
 class Poll(Strict):

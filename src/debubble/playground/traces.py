@@ -114,10 +114,10 @@ def _view(root: Path, files: list[Path], running: Search, opened: str | None) ->
             "makes costs of them"
         )
     size = len(observed.actions)
-    if size > limits.MAX_TRACED or observed.ranks > limits.MAX_RANKS:
+    if size > limits.MAX_TRACED or observed.ranks > limits.MOST["ranks"]:
         raise RefusedError(
             f"{size:,} actions on {observed.ranks:,} ranks; the limits here are "
-            f"{limits.MAX_TRACED:,} and {limits.MAX_RANKS}; open fewer steps, or use 'debubble "
+            f"{limits.MAX_TRACED:,} and {limits.MOST['ranks']}; open fewer steps, or use 'debubble "
             "trace --html'"
         )
     running.progress = {"doing": f"replaying {size:,} actions"}

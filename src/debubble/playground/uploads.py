@@ -14,7 +14,7 @@ from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.files import COST_ENDINGS, is_file_name, parse_schedule
 from debubble.interchange.read_trace import Recording, is_trace, read_trace
 from debubble.interchange.schedule_json import parse_json
-from debubble.playground.limits import MAX_ACTIONS, MAX_RANKS, RefusedError
+from debubble.playground.limits import MAX_ACTIONS, MOST, RefusedError
 from debubble.playground.state import File
 
 KINDS = "a cost file (.yaml, .toml, .json), a schedule (.csv, .json) or a trace (.json, .json.gz)"
@@ -72,10 +72,10 @@ def items(file: File, costs: Costs) -> list[Schedule | Timeline]:
 
 
 def _check_size(file: File, schedule: Schedule) -> None:
-    if schedule.ranks > MAX_RANKS or len(schedule) > MAX_ACTIONS:
+    if schedule.ranks > MOST["ranks"] or len(schedule) > MAX_ACTIONS:
         raise RefusedError(
             f"{file.name} has {schedule.ranks:,} ranks and {len(schedule):,} actions; the limits "
-            f"are {MAX_RANKS} and {MAX_ACTIONS:,}",
+            f"are {MOST['ranks']} and {MAX_ACTIONS:,}",
             "file",
         )
 

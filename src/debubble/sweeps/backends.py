@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.signals import on_signal
 from debubble.sweeps.store import PointResult
 
 Task: TypeAlias = Callable[[], list[PointResult]]
@@ -167,19 +168,7 @@ def results(
             while batch := list(islice(calls, ROUND * parallel.n_jobs)):
                 yield from parallel(batch)
             return
-        with _without_ctrl_c():
+        # As the processes that are started in the meantime do all their life.
+        with on_signal(signal.SIGINT, signal.SIG_IGN):
             found = parallel(calls)
         yield from found
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Ignore Ctrl-C, as the processes that are started in the meantime do all their life."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from debubble.analysis.question import OPTIONS
 from debubble.core.costs import BASES, COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
@@ -15,6 +13,7 @@ from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_name
 from debubble.core.options import OptionType, Range, Word, quoted
 from debubble.core.runtimes import RUNTIMES
+from debubble.core.schedule_fields import plain_cost
 from debubble.interchange.files import is_file_name, is_foreign, is_function
 from debubble.interchange.named import SIZES as NAMES_OF_SIZES
 from debubble.planner.candidate import PRECISIONS
@@ -74,22 +73,13 @@ def _cost(name: str, value: Any) -> Any:
         if cost in words:
             return Word(words[cost]).check(name, value)
         if cost in COST_FIELDS:
-            return _plain(check_cost(cost, value))
+            return plain_cost(check_cost(cost, value))
     except WrongValueError as error:
         raise ParameterError(f"costs.{error.text(quoted)}") from None
     if cost in ("time_unit", "memory_unit") and isinstance(value, str):
         return value
     known = [spec.name for spec in fields(Costs)] + [f"{p}.{k}" for p in PARTS for k in KEYS]
     raise ParameterError(f"unknown cost '{name}'; {did_you_mean(cost, known)}")
-
-
-def _plain(value: Any) -> Any:
-    """Return a cost as data for JSON that :func:`debubble.core.costs.check_cost` reads back."""
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {",".join(map(str, np.atleast_1d(key))): item for key, item in value.items()}
-    return value
 
 
 def _option(name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from matplotlib.legend_handler import HandlerBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path
+from numpy.typing import NDArray
 
 from debubble.analysis.metrics import limit_text
 from debubble.core.kind_relations import transfer_of
@@ -42,14 +43,26 @@ MAX_VECTOR_NUMBERS = 200_000
 """Coordinates beyond which vector files hold a bitmap in place of shapes."""
 
 
-def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Path:
-    """Return one path that consists of many rectangles."""
-    count = len(left)
-    corners = np.empty((count, 5, 2))
-    corners[:, :, 0] = np.stack([left, left, right, right, left], axis=1)
-    corners[:, :, 1] = np.stack([top, bottom, bottom, top, top], axis=1)
-    codes = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
-    return Path(corners.reshape(-1, 2), np.tile(codes.astype(Path.code_type), count))
+class Boxes(NamedTuple):
+    """Rectangles in data coordinates, by their edges."""
+
+    left: Floats
+    right: Floats
+    top: Floats
+    bottom: Floats
+
+    def only(self, chosen: NDArray[np.bool_]) -> Boxes:
+        """Return some of the rectangles."""
+        return Boxes(*(edge[chosen] for edge in self))
+
+    def path(self) -> Path:
+        """Return one path that consists of all rectangles."""
+        left, right, top, bottom = self
+        corners = np.empty((len(left), 5, 2))
+        corners[:, :, 0] = np.stack([left, left, right, right, left], axis=1)
+        corners[:, :, 1] = np.stack([top, bottom, bottom, top, top], axis=1)
+        codes = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
+        return Path(corners.reshape(-1, 2), np.tile(codes.astype(Path.code_type), len(left)))
 
 
 def add_paths(ax: Axes, paths: Sequence[Path], label: str, **style: Any) -> None:
@@ -83,12 +96,9 @@ def step_areas(curves: Iterable[tuple[Floats, Floats]], baselines: Floats, scale
 
 @dataclass(frozen=True, eq=False)
 class LabelBoxes:
-    """Boxes in data coordinates, and a candidate label for each."""
+    """Boxes, and a candidate label for each."""
 
-    left: Floats
-    right: Floats
-    top: Floats
-    bottom: Floats
+    boxes: Boxes
     number: Ints
     text: Callable[[int], str]
     """The text of box i is ``text(number[i])``."""
@@ -112,9 +122,9 @@ class Labels(Artist):
     Room is measured in pixels when the picture is drawn: at any size, resolution and zoom.
     """
 
-    def __init__(self, ax: Axes, boxes: LabelBoxes, font_size: float) -> None:
+    def __init__(self, ax: Axes, labels: LabelBoxes, font_size: float) -> None:
         super().__init__()
-        self.boxes = boxes
+        self.labels = labels
         self.peers: Sequence[Labels | None] = (self,)
         """Labels of all panels of a figure: numbers on some panels alone read as a mistake. None
         for a panel whose bars are too thin for any."""
@@ -139,15 +149,15 @@ class Labels(Artist):
     def _fitting(self, renderer: Any, sizes: Sequence[float]) -> _Fitting:
         """Return the labels that fit in the best of some sizes, smallest first."""
         assert self.axes is not None
-        boxes = self.boxes
+        labels = self.labels
         corners = self.axes.transData.transform
-        left, top = corners(np.column_stack([boxes.left, boxes.top])).T
-        right, bottom = corners(np.column_stack([boxes.right, boxes.bottom])).T
+        left, top = corners(np.column_stack([labels.boxes.left, labels.boxes.top])).T
+        right, bottom = corners(np.column_stack([labels.boxes.right, labels.boxes.bottom])).T
         view = self.axes.bbox
         pixel = renderer.points_to_pixels(1.0)
         candidates = np.flatnonzero((right > view.x0) & (left < view.x1))
-        numbers, which = np.unique(boxes.number[candidates], return_inverse=True)
-        texts = [boxes.text(number) for number in numbers.tolist()]
+        numbers, which = np.unique(labels.number[candidates], return_inverse=True)
+        texts = [labels.text(number) for number in numbers.tolist()]
         font = FontProperties(size=10.0)
         widths = [
             renderer.get_text_width_height_descent(text, font, ismath=False)[0] if text else np.inf
@@ -157,7 +167,7 @@ class Labels(Artist):
         room = (right - left)[candidates] - 1.0 * pixel
         tall = (top - bottom)[candidates] / (0.85 * pixel)
         # Numbers on some boxes of a group and not on others read as a mistake.
-        groups = boxes.group[candidates]
+        groups = labels.group[candidates]
         many = int(groups.max(initial=-1)) + 1
         total = np.bincount(groups[np.isfinite(per_point)], minlength=many)
         size, fits = sizes[0], np.zeros(len(candidates), dtype=bool)
@@ -177,7 +187,7 @@ class Labels(Artist):
             width = per_point[place] * size
             x = (left[box] + right[box] - width) / 2
             y = (top[box] + bottom[box] - height) / 2
-            marks.append((x, y, text, boxes.color[box]))
+            marks.append((x, y, text, labels.color[box]))
         return _Fitting(size, marks, len(chosen) / max(1, int(total.sum())) if total.any() else 1.0)
 
     def draw(self, renderer: Any) -> None:

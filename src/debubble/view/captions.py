@@ -13,17 +13,6 @@ import numpy as np
 from debubble._version import __version__
 from debubble.analysis import metrics
 from debubble.analysis.measures import meanings
-from debubble.analysis.metrics import (
-    MODES,
-    VOCABULARY,
-    memory_text,
-    offload_text,
-    recompute_text,
-    recompute_words,
-    slices_text,
-    times_text,
-    transfers_take_time,
-)
 from debubble.analysis.results import shared_units
 from debubble.core.command import command
 from debubble.core.costs import Costs
@@ -45,16 +34,18 @@ def short_conventions(timeline: Timeline) -> list[str]:
 
 def labelled(timelines: Sequence[Timeline], label: Mapping[str, str] | None) -> list[Timeline]:
     """Return timelines whose schedules have texts in place of their names, by name."""
-    names = [timeline.schedule.name for timeline in timelines]
-    for key in label or {}:
+    names, label = [timeline.schedule.name for timeline in timelines], label or {}
+    for key in label:
         if key not in names:
             raise ParameterError(f"label is for '{key}'; {did_you_mean(key, names)}")
-    return [_named(timeline, (label or {}).get(timeline.schedule.name)) for timeline in timelines]
+    return [
+        renamed(timeline, label[name]) if name in label else timeline
+        for name, timeline in zip(names, timelines, strict=True)
+    ]
 
 
-def _named(timeline: Timeline, name: str | None) -> Timeline:
-    if name is None:
-        return timeline
+def renamed(timeline: Timeline, name: str) -> Timeline:
+    """Return a timeline whose schedule has another name."""
     schedule = replace(timeline.schedule, name=name)
     return replace(timeline, graph=replace(timeline.graph, schedule=schedule))
 
@@ -85,7 +76,7 @@ def setting(timeline: Timeline) -> str:
     ]
     parts = [counted(schedule.ranks, "rank"), counted(schedule.microbatches, "microbatch")]
     parts += [text for count, text in several if count > 1]
-    recompute = recompute_text(schedule)
+    recompute = metrics.recompute_text(schedule)
     return ", ".join([*parts, recompute] if recompute else parts)
 
 
@@ -137,28 +128,35 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
     """Return the conventions of these timelines as phrases, without repeats."""
     simulated = [timeline for timeline in timelines if not timeline.measured]
-    paying = [timeline for timeline in simulated if transfers_take_time(timeline)]
-    free = [name(timeline) for timeline in simulated if not transfers_take_time(timeline)]
+    paying = [timeline for timeline in simulated if metrics.transfers_take_time(timeline)]
+    free = [name(timeline) for timeline in simulated if not metrics.transfers_take_time(timeline)]
     chunks = {timeline.schedule.chunks for timeline in simulated}
     divisor = chunks.pop() if len(chunks) == 1 else None
-    lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in simulated]
+    lines = [
+        f"times: {metrics.times_text(timeline.table.costs, divisor)}" for timeline in simulated
+    ]
     if len(simulated) < len(timelines):
         traced = dict.fromkeys(name(timeline) for timeline in timelines if timeline.measured)
         lines.append(f"times of {' and '.join(traced)}: from the trace")
-    lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
+    lines += [f"slices: {metrics.slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
     sharded = [timeline.schedule.vocabulary for timeline in timelines]
-    lines += [f"vocabulary: {VOCABULARY[number]}" for number in sharded if number]
-    lines += [f"p2p {timeline.mode}: {MODES[timeline.mode]}" for timeline in paying]
+    lines += [f"vocabulary: {metrics.VOCABULARY[number]}" for number in sharded if number]
+    lines += [f"p2p {timeline.mode}: {metrics.MODES[timeline.mode]}" for timeline in paying]
     if free:
         where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""
         lines.append(f"p2p: transfers take no time{where}")
     lines.append(f"bubble ratio: {meanings()['bubble_ratio']}")
     lines += [
-        f"memory: {memory_text(timeline.table.costs, timeline.schedule)}" for timeline in timelines
+        f"memory: {metrics.memory_text(timeline.table.costs, timeline.schedule)}"
+        for timeline in timelines
     ]
     for timeline in timelines:
-        lines += [f"{key}: {text}" for key, text in recompute_words(timeline.schedule).items()]
-    lines += [f"offload: {text}" for timeline in timelines if (text := offload_text(timeline))]
+        lines += [
+            f"{key}: {text}" for key, text in metrics.recompute_words(timeline.schedule).items()
+        ]
+    lines += [
+        f"offload: {text}" for timeline in timelines if (text := metrics.offload_text(timeline))
+    ]
     return list(dict.fromkeys(lines))
 
 
@@ -184,7 +182,7 @@ def costs_text(costs: Costs) -> str:
     try:
         text = json.dumps(costs_data(costs), ensure_ascii=False)
     except CostError:
-        return f"{times_text(costs)}; divided by {costs.chunks} chunks"
+        return f"{metrics.times_text(costs)}; divided by {costs.chunks} chunks"
     return text if len(text) <= MOST else f"{len(text):,} characters, too long to stand here"
 
 

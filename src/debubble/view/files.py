@@ -11,12 +11,10 @@ from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.engine.timeline import Timeline
 from debubble.view.captions import metadata
-from debubble.view.options import PNG_DPI, option_names, read_options
+from debubble.view.options import FIGURES, PNG_DPI, option_names, read_options
 
 _OPTIONS = {
-    ".png": option_names(".png"),
-    ".svg": option_names(".svg"),
-    ".pdf": option_names(".pdf"),
+    **{ending: option_names(ending) for ending in FIGURES},
     ".html": (*option_names(".html"), "table_html"),
     ".txt": ("title", "width", "color", "ascii_only", "time_unit"),
 }

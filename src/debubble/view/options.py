@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from debubble.core.errors import ParameterError, deprecated, did_you_mean
@@ -48,20 +48,18 @@ def _read_number(wanted: str | float, name: str) -> float:
     return value
 
 
-def _read_font_size(wanted: str | float, name: str) -> float:
-    size = _read_number(wanted, name)
-    if not SMALLEST_FONT <= size <= 40:
-        raise ParameterError(
-            f"{name} is '{wanted}'; text is readable from {SMALLEST_FONT:g} points on, at most 40"
-        )
-    return size
+def _within(
+    least: float, most: float, advice: str, kind: type = float
+) -> Callable[[Any, str], Any]:
+    """Return a reader of numbers from `least` to `most`, whole ones for the kind int."""
 
+    def read(wanted: str | float, name: str) -> Any:
+        value = _read_number(wanted, name)
+        if value != kind(value) or not least <= value <= most:
+            raise ParameterError(f"{name} is '{wanted}'; {advice}")
+        return kind(value)
 
-def _read_first(wanted: str | float, name: str) -> int:
-    value = _read_number(wanted, name)
-    if value != int(value) or not 0 <= value <= 1_000_000:
-        raise ParameterError(f"{name} is '{wanted}'; give a whole number such as 1")
-    return int(value)
+    return read
 
 
 def _read_range(wanted: Any, name: str) -> tuple[float, float]:
@@ -72,20 +70,6 @@ def _read_range(wanted: Any, name: str) -> tuple[float, float]:
     if not 0 <= begin < end:
         raise ParameterError(f"{name} is '{wanted}'; it begins at 0 or later, and ends after that")
     return begin, end
-
-
-def _read_columns(wanted: str | float, name: str) -> int:
-    value = _read_number(wanted, name)
-    if value != int(value) or not 1 <= value <= MOST_COLUMNS:
-        raise ParameterError(f"{name} is '{wanted}'; give a whole number from 1 to {MOST_COLUMNS}")
-    return int(value)
-
-
-def _read_dpi(wanted: str | float, name: str) -> float:
-    value = _read_number(wanted, name)
-    if not 10 <= value <= 1200:
-        raise ParameterError(f"{name} is '{wanted}'; give 10 to 1200 pixels per inch")
-    return value
 
 
 def _read_caption(wanted: Any, name: str) -> str:
@@ -203,22 +187,30 @@ class FigureOptions:
         "full", f"Text above each panel: {', '.join(CAPTIONS[:-1])} or {CAPTIONS[-1]} (default).",
         metavar="HOW", read=_read_caption,
     )  # fmt: skip
-    columns: int = _option(1, "Panels side by side.", metavar="N", read=_read_columns)
+    columns: int = _option(
+        1, "Panels side by side.", metavar="N",
+        read=_within(1, MOST_COLUMNS, f"give a whole number from 1 to {MOST_COLUMNS}", int),
+    )  # fmt: skip
     width: float | None = _option(
         None, "Width, such as 3.3in, 84mm or 240pt.", metavar="SIZE", read=length
     )
     height: float | None = _option(None, "Height, such as 2in.", metavar="SIZE", read=length)
     font_size: float | None = _option(
-        None, "Font size in points, at least 6.", metavar="PT", read=_read_font_size
-    )
+        None, "Font size in points, at least 6.", metavar="PT",
+        read=_within(
+            SMALLEST_FONT, 40,
+            f"text is readable from {SMALLEST_FONT:g} points on, at most 40",
+        ),
+    )  # fmt: skip
     font: str | None = _option(None, "Font family, such as Times New Roman.", metavar="NAME")
     dpi: float = _option(
-        DPI, "Pixels per inch of a .png; 300 by default.", metavar="N", read=_read_dpi,
-        endings=(".png",),
+        DPI, "Pixels per inch of a .png; 300 by default.", metavar="N",
+        read=_within(10, 1200, "give 10 to 1200 pixels per inch"), endings=(".png",),
     )  # fmt: skip
     numbers_from: int = _option(
-        0, "Number of the first microbatch: 0 or 1.", metavar="N", read=_read_first, endings=ALL
-    )
+        0, "Number of the first microbatch: 0 or 1.", metavar="N",
+        read=_within(0, 1_000_000, "give a whole number such as 1", int), endings=ALL,
+    )  # fmt: skip
     palette: Palette = _option(  # noqa: RUF009 - a field, as the others
         COLOR, "color, grey, or own colors: F=#4169e1,B=#90ee90.", metavar="COLORS",
         read=lambda wanted, _name: palette_of(wanted), endings=ALL,
@@ -257,14 +249,3 @@ def read_options(options: Mapping[str, Any]) -> FigureOptions:
 def option_names(ending: str) -> tuple[str, ...]:
     """Return the names of the options that a format takes."""
     return tuple(spec.name for spec in fields(FigureOptions) if ending in spec.metadata["endings"])
-
-
-def offered_fields() -> tuple[Field[Any], ...]:
-    """Return the fields that the command line offers."""
-    return tuple(spec for spec in fields(FigureOptions) if spec.metadata["flag"])
-
-
-def endings_of(name: str) -> tuple[str, ...]:
-    """Return the endings of the formats that have an option."""
-    (endings,) = (s.metadata["endings"] for s in fields(FigureOptions) if s.name == name)
-    return tuple(endings)

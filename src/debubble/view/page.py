@@ -64,13 +64,17 @@ def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str =
     where all keys are for the timeline, ``cell`` in a notebook, and ``layers="bubbles,memory"`` for
     the layers at the start.
     """
-    # "<" cannot end the script element early when it is written as an escape.
-    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")
     return (
         f"<{TAG}{f' {attributes}' if attributes else ''}>"
-        f'<script type="application/json">{data}</script>{fallback}</{TAG}>'
+        f'<script type="application/json">{embedded(payload)}</script>{fallback}</{TAG}>'
     )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that may stand in a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # "<" cannot end the element early when it is written as an escape.
+    return text.replace("<", "\\u003c")
 
 
 MAX_STATIC_ACTIONS = 2_000
@@ -109,26 +113,39 @@ def page(
     sentences = captions.conventions(timelines)
     if not table_html:
         sentences.append(f"overhead: {meanings()['overhead']}, ideal: {meanings()['ideal']}")
-    lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
     drawing = _drawing(timelines, **options)
     static = (
         inline_svg(drawing, html.escape(f"Timeline of {heading}"))
         if drawing
         else _large(timelines, "a browser that runs scripts shows it")
     )
-    return _asset("page.html").substitute(
-        version=html.escape(__version__),
-        title=html.escape(heading),
-        style=_asset("page.css").template,
-        above=f"{above_html}\n" if above_html else "",
-        timeline=_timeline(
-            timelines, "page keys", f"<noscript>{static}</noscript>", payload, **options
-        ),
+    timeline = _timeline(
+        timelines, "page keys", f"<noscript>{static}</noscript>", payload, **options
+    )
+    above = f"{above_html}\n" if above_html else ""
+    return document(
+        heading,
+        results(above + timeline, table_html or table(timelines, options.get("limit")), sentences),
         script=script(),
-        table=table_html or table(timelines, options.get("limit")),
-        conventions="\n".join(lines),
         made=captions.details(timeline.table.costs for timeline in timelines),
     )
+
+
+def document(
+    title: str, body: str, *, script: str = "", style: str = "", made: str = "", data: str = ""
+) -> str:
+    """Return a self-contained page; `style` follows that of all pages, and `data` is HTML."""
+    return _asset("page.html").substitute(
+        version=html.escape(__version__), title=html.escape(title), body=body, script=script,
+        style=asset("page.css") + style, made=made, data=data,
+    )  # fmt: skip
+
+
+def results(above: str, table: str, notes: Sequence[str]) -> str:
+    """Return the body of a page with numbers: HTML, a table as HTML, and notes as text."""
+    lines = (f"<li>{html.escape(note)}</li>" for note in notes)
+    text = _asset("results.html").substitute(above=above, table=table, notes="\n".join(lines))
+    return text.removesuffix("\n")
 
 
 def cell(timelines: Sequence[Timeline], **options: Any) -> str:

@@ -17,11 +17,11 @@ from debubble.view import captions
 from debubble.view.artists import (
     STRIPE_SHARE,
     TONES,
+    Boxes,
     LabelBoxes,
     Labels,
     add_paths,
     moved_color,
-    rectangles,
     step_areas,
 )
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout
@@ -65,6 +65,11 @@ class Panel:
         """Factor from times to the unit of the axis."""
         return 1.0 / self.unit
 
+    def boxes(self, bars: Bars) -> Boxes:
+        """Return the rectangles of bars."""
+        top, bottom = self.rows.extent(bars)
+        return Boxes(bars.start * self.scale, bars.end * self.scale, top, bottom)
+
     @property
     def stretch(self) -> tuple[float, float]:
         """Part of the window in which the timeline runs, in time of the simulation."""
@@ -87,8 +92,8 @@ def add_panel(ax: Axes, panel: Panel) -> Labels | None:
     begin, end = panel.stretch
     # The background of all rows: what stays visible of it is idle.
     top, first, last = np.arange(ranks) + rows.top, np.full(ranks, begin), np.full(ranks, end)
-    idle = rectangles(first * scale, last * scale, top, top + rows.height)
-    add_paths(ax, [idle], "idle", facecolors=[IDLE], zorder=1)
+    idle = Boxes(first * scale, last * scale, top, top + rows.height)
+    add_paths(ax, [idle.path()], "idle", facecolors=[IDLE], zorder=1)
     if options.range is not None:
         bars = bars.within(begin, end)
     busiest = int(np.diff(bars.offsets).max(initial=0))
@@ -119,20 +124,19 @@ def _add_bars(ax: Axes, panel: Panel, bars: Bars, gaps: list[float]) -> None:
     `gaps` are the points of the white line around bars of every style.
     """
     palette, clip = panel.options.palette, panel.options.range is not None
-    top, bottom = panel.rows.extent(bars)
-    left, right = bars.start * panel.scale, bars.end * panel.scale
+    boxes = panel.boxes(bars)
     paths, colors, edges, stripes, stripe_colors = [], [], [], [], []
     for style in range(len(bars.styles)):
-        here = bars.style == style
+        here = boxes.only(bars.style == style)
         kind, index, count = bars.shade_of(style)
-        paths.append(rectangles(left[here], right[here], top[here], bottom[here]))
+        paths.append(here.path())
         colors.append(palette.shade(kind, index, count))
         # An optimizer step may take no time: its edge is what is seen of it.
         edges.append(colors[-1] if kind in STEP_KINDS else PAPER)
         if kind in STRIPES:
-            thickness = STRIPE_SHARE * (bottom - top)[here]
-            upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
-            stripes.append(rectangles(left[here], right[here], upper, upper + thickness))
+            thickness = STRIPE_SHARE * (here.bottom - here.top)
+            upper = here.top if STRIPES[kind] == "top" else here.bottom - thickness
+            stripes.append(here._replace(top=upper, bottom=upper + thickness).path())
             stripe_colors.append(palette.stripes[kind])
     widths = [STEP_WIDTH if color != PAPER else gap for color, gap in zip(edges, gaps, strict=True)]
     # Without a range an optimizer step at the very end is seen as a whole.
@@ -176,26 +180,25 @@ def _add_image(ax: Axes, panel: Panel, bars: Bars, width: int, height: int) -> N
 
 def _add_ribbon(ax: Axes, panel: Panel, bars: Bars) -> None:
     """Add a band below the bars whose tone changes with their iteration."""
-    rows, scale = panel.rows, panel.scale
+    rows = panel.rows
     top = bars.rank + rows.top + rows.height
     middle = top + rows.ribbon / 2
     upper = np.where(bars.half == LOWER, middle, top)
     lower = np.where(bars.half == UPPER, middle, top + rows.ribbon)
-    left, right = bars.start * scale, bars.end * scale
+    boxes = panel.boxes(bars)._replace(top=upper, bottom=lower)
     masks = [(bars.iteration % len(TONES) == tone) & ~bars.steps for tone in range(len(TONES))]
     used = [(mask, color) for mask, color in zip(masks, TONES, strict=True) if mask.any()]
-    paths = [rectangles(left[m], right[m], upper[m], lower[m]) for m, _ in used]
+    paths = [boxes.only(mask).path() for mask, _ in used]
     add_paths(ax, paths, "iterations", facecolors=[color for _, color in used], zorder=2)
 
 
 def _bar_labels(panel: Panel, bars: Bars) -> LabelBoxes:
     """Return the microbatches of bars: on all bars of a kind on a rank that have room, or none."""
     first, palette = panel.options.numbers_from, panel.options.palette
-    top, bottom = panel.rows.extent(bars)
     colors = [text_color(palette.shade(*bars.shade_of(s))) for s in range(len(bars.styles))]
     return LabelBoxes(
-        bars.start * panel.scale, bars.end * panel.scale, top, bottom, bars.number,
-        lambda unit: bars.text(unit, first), [colors[style] for style in bars.style.tolist()],
+        panel.boxes(bars), bars.number, lambda unit: bars.text(unit, first),
+        [colors[style] for style in bars.style.tolist()],
         (bars.rank * len(Kind) + bars.kind) * 3 + bars.half,
     )  # fmt: skip
 
@@ -208,10 +211,9 @@ def _add_transfers(ax: Axes, panel: Panel, moved: TransferEnds) -> None:
     style = moved.backward + 2 * moved.carried
     tall = rows.transfers_height / moved.lanes
     top = moved.rank + rows.transfers + tall * moved.lane
-    bottom = top + 0.94 * tall
-    left, right = moved.start * scale, moved.end * scale
+    boxes = Boxes(moved.start * scale, moved.end * scale, top, top + 0.94 * tall)
     masks = [style == number for number in range(len(styles) if moved.carried.any() else 2)]
-    paths = [rectangles(left[here], right[here], top[here], bottom[here]) for here in masks]
+    paths = [boxes.only(here).path() for here in masks]
     # An instant is seen by its edge.
     add_paths(
         ax, paths, "transfers", facecolors=colors[: len(paths)], edgecolors="face", linewidths=0.3,
@@ -220,12 +222,11 @@ def _add_transfers(ax: Axes, panel: Panel, moved: TransferEnds) -> None:
     if not options.labels or not len(moved):
         return
     inks = [text_color(color) for color in colors]
-    boxes = LabelBoxes(
-        left, right, top, bottom, moved.unit,
-        lambda unit: bars.text(unit, options.numbers_from),
+    labels = LabelBoxes(
+        boxes, moved.unit, lambda unit: bars.text(unit, options.numbers_from),
         [inks[number] for number in style.tolist()], 2 * moved.rank + moved.carried,
     )  # fmt: skip
-    Labels(ax, boxes, panel.sizes.small)
+    Labels(ax, labels, panel.sizes.small)
 
 
 def _gaps(bars: Bars, width: float, time: float) -> list[float]:
@@ -253,9 +254,9 @@ def _add_critical(ax: Axes, panel: Panel, thin: bool) -> None:
         for name in ("start", "end", "rank")
     )
     top = rank + rows.top
-    frames = rectangles(left * panel.scale, right * panel.scale, top, top + rows.height)
+    frames = Boxes(left * panel.scale, right * panel.scale, top, top + rows.height)
     add_paths(
-        ax, [frames], "critical", facecolors="none", edgecolors=[INK],
+        ax, [frames.path()], "critical", facecolors="none", edgecolors=[INK],
         linewidths=0.5 if thin else 1.3, zorder=3,
     )  # fmt: skip
 

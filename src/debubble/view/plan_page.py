@@ -7,39 +7,18 @@ the playground alike. As for timelines, there is nothing to build, and nothing i
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from string import Template
 from typing import Any
 
-from debubble._version import __version__
 from debubble.interchange.torch_csv import to_csv
+from debubble.planner.answer import report
 from debubble.planner.answer.data import plan_data, runs_nothing
 from debubble.planner.answer.explain import PARTS, explanation
 from debubble.planner.answer.files import run_names
 from debubble.planner.answer.plan import Plan
-from debubble.planner.answer.report import (
-    SHOWN,
-    buys,
-    compared,
-    confidence,
-    difference,
-    faster,
-    framework_title,
-    frameworks_text,
-    leaner,
-    nothing,
-    question,
-    reason,
-    setup,
-    text,
-    ties,
-    warnings,
-    whole_timeline,
-)
 from debubble.planner.answer.searches import Answer, SoFar, also_runs, custom_order
 from debubble.planner.answer.why import why_text
 from debubble.planner.answer.words import VERDICTS, cause_name, degrees_text
@@ -49,7 +28,7 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 from debubble.planner.search.search_result import NEAR, Found
 from debubble.view import captions
-from debubble.view.page import asset, script
+from debubble.view.page import asset, document, embedded, script
 from debubble.view.timeline_data import encode
 
 VIEW_PARTS = ("plan_words", "plan_tiles", "plan_bars", "plan_chart", "plan_view")
@@ -67,19 +46,17 @@ WIDTH = 100
 
 def plan_page(plan: Plan) -> str:
     """Return a self-contained page about a plan, its alternatives, and why it is not another."""
-    data = json.dumps(plan_view(plan), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     said = "\n\n".join(
-        [text(plan.found, WIDTH), *map(why_text, plan.why), explanation(plan.found, WIDTH)]
+        [report.text(plan.found, WIDTH), *map(why_text, plan.why), explanation(plan.found, WIDTH)]
     )
-    return Template(asset("plan/plan.html")).substitute(
-        version=html.escape(__version__),
-        title=html.escape(f"A plan for {plan.found.request.model.name}"),
-        style=asset("page.css") + asset("plan/plan.css"),
-        # "<" cannot end the script element early when it is written as an escape.
-        data=data.replace("<", "\\u003c"),
-        text=html.escape(said),
+    data = embedded(plan_view(plan))
+    return document(
+        f"A plan for {plan.found.request.model.name}",
+        f'<div id="plan"><noscript><pre>{html.escape(said)}</pre></noscript></div>',
         script=script() + view_script(),
+        style=asset("plan/plan.css"),
         made=captions.details(()),
+        data=f'<script type="application/json" id="plan-data">{data}</script>\n',
     )
 
 
@@ -114,14 +91,16 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
         "stopped": ["The search was stopped early: other plans may be better."]
         if found.interrupted
         else [],
-        "nothing": "" if found.plans else nothing(found),
+        "nothing": "" if found.plans else report.nothing(found),
         "plans": shown,
         "seen": _seen(found.searches, plans),
-        "degrees": [name for name in SHOWN if any(one["degrees"][name] > 1 for one in shown)],
+        "degrees": [
+            name for name in report.SHOWN if any(one["degrees"][name] > 1 for one in shown)
+        ],
         "series": list(dict.fromkeys(one["framework"] for one in shown)),
         "causes": {name: [cause_name(name), meaning] for name, meaning in CAUSES.items()},
         "parts": [[part, part] for part in PARTS],
-        "notes": [*buys(found), *warnings(found.plans[0])] if found.plans else [],
+        "notes": [*report.buys(found), *report.warnings(found.plans[0])] if found.plans else [],
         "why": [why_text(answer) for answer in plan.why],
         "considered": found.considered,
         "simulated": found.simulated,
@@ -133,7 +112,7 @@ def _frame(request: PlanRequest) -> dict[str, Any]:
     """Return what a chart and numbers are read by: question, GPUs, memory, and words."""
     allowed = request.asked < request.safe
     return {
-        "question": question(request), "gpus": request.cluster.gpus,
+        "question": report.question(request), "gpus": request.cluster.gpus,
         "capacity": request.asked if allowed else request.capacity,
         "room": "allowed" if allowed else "capacity",
         "safe": request.limit, "verdicts": VERDICTS,
@@ -148,11 +127,11 @@ def search_view(found: SoFar) -> dict[str, Any] | None:
     fast = best.speed
     plan = {
         "framework": best.request.fixed.framework,
-        "framework_title": framework_title(best),
-        "frameworks": frameworks_text(best),
+        "framework_title": report.framework_title(best),
+        "frameworks": report.frameworks_text(best),
         "schedule": best.schedule,
         "degrees": asdict(best.candidate.degrees),
-        "setup": setup(best),
+        "setup": report.setup(best),
         "recommended": True,
         "compared": "best so far",
         "step_time": best.step_time,
@@ -173,7 +152,11 @@ def search_view(found: SoFar) -> dict[str, Any] | None:
 
 def plans_of(found: Answer) -> list[Evaluated]:
     """Return all plans of a view: the best, slower ones with less memory, larger ones."""
-    return [*found.plans, *leaner(found), *(faster(found) if found.plans else found.near)]
+    return [
+        *found.plans,
+        *report.leaner(found),
+        *(report.faster(found) if found.plans else found.near),
+    ]
 
 
 def _plan(found: Answer, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
@@ -183,18 +166,20 @@ def _plan(found: Answer, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
     flags = data.pop("flags")
     return data | {
         "shown": plan in found.plans,
-        "framework_title": framework_title(plan),
-        "frameworks": frameworks_text(plan),
-        "setup": setup(plan),
-        "compared": compared(found, plan) if best else "",
-        "reason": reason(found, plan) if best else "",
-        "ties": ties(found) if plan is best else [],
-        "why": f"Mostly {difference(best, plan)}."
+        "framework_title": report.framework_title(plan),
+        "frameworks": report.frameworks_text(plan),
+        "setup": report.setup(plan),
+        "compared": report.compared(found, plan) if best else "",
+        "reason": report.reason(found, plan) if best else "",
+        "ties": report.ties(found) if plan is best else [],
+        "why": f"Mostly {report.difference(best, plan)}."
         if best and plan.step_time > best.step_time
         else "",
-        "confidence": confidence(plan),
+        "confidence": report.confidence(plan),
         "flags": _flags(plan, flags),
-        "timeline": encode([whole_timeline(plan)], limit=plan.request.limit) if timeline else None,
+        "timeline": encode([report.whole_timeline(plan)], limit=plan.request.limit)
+        if timeline
+        else None,
     }
 
 

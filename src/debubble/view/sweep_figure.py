@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from string import Template
 from typing import Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from debubble._version import __version__
 from debubble.analysis.layout import html_table
 from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
@@ -24,7 +22,7 @@ from debubble.view.captions import metadata
 from debubble.view.colors import FAINT, IDLE, INK
 from debubble.view.figure import LINE, add_heading_and_notes, render, style
 from debubble.view.options import FigureOptions
-from debubble.view.page import asset, inline_svg
+from debubble.view.page import document, inline_svg, results
 from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
@@ -47,23 +45,15 @@ def save_chart(chart: Chart, path: str | Path) -> None:
         raise FormatError(f"'{path}': pictures of sweeps end in {', '.join(ENDINGS)}")
     drawing = chart_figure(chart)
     if ending == ".html":
-        content = _page(chart, drawing).encode()
+        picture = inline_svg(drawing, html.escape(chart.title))
+        body = results(picture, html_table(chart.table()), chart.notes)
+        content = document(chart.title, body).encode()
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
         write_atomically(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
-
-
-def _page(chart: Chart, drawing: Figure) -> str:
-    title = html.escape(chart.title)
-    return Template(asset("page.html")).substitute(
-        version=html.escape(__version__), title=title, style=asset("page.css"),
-        timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
-        above="", made="",
-        conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
-    )  # fmt: skip
 
 
 def chart_figure(chart: Chart) -> Figure:

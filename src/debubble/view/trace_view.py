@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,15 @@ from debubble.analysis.bubbles import MEMORY, P2P, bubbles
 from debubble.analysis.layout import Column, html_table
 from debubble.core.actions import kinds_of
 from debubble.core.units import counted
+from debubble.diagnosis import report
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time, edges, plain_wait
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import Finding
 from debubble.diagnosis.machines import Machines
 from debubble.diagnosis.next_command import RUN, next_command
-from debubble.diagnosis.report import (
-    ACCOUNT_TITLE,
-    account_columns,
-    facts,
-    finding_text,
-    gain_text,
-    headline,
-    notes,
-    sentences,
-    what_if_text,
-)
 from debubble.diagnosis.what_if import WhatIf
 from debubble.engine.timeline import Timeline, simulate
+from debubble.view.captions import renamed
 from debubble.view.page import page
 from debubble.view.timeline_data import deflated, encode
 from debubble.view.trace_tiles import tiles, tiles_html
@@ -185,17 +176,17 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
     payload["timelines"][predicted]["setting"] = f"at the median times of {steps}"
     for place in range(predicted + 1, len(timelines)):
         payload["timelines"][place]["setting"] = f"at the times of {_which_step(found)}"
-    said = list(sentences(found))
-    said += [line for one in answers for line in what_if_text(one, ONE_LINE)]
+    said = list(report.sentences(found))
+    said += [line for one in answers for line in report.what_if_text(one, ONE_LINE)]
     return {
-        "title": headline(found),
+        "title": report.headline(found),
         "tiles": [tile._asdict() for tile in tiles(found)],
         "said": said,
         "findings": [
             {
                 "cause": one.cause,
-                "gain": gain_text(one),
-                "text": finding_text(one),
+                "gain": report.gain_text(one),
+                "text": report.finding_text(one),
                 "place": _place(found, lines, one),
             }
             for one in found.findings
@@ -203,14 +194,14 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
         "notes": list(_notes(found)),
         "next": next_command(found, path, answers),
         "account": {
-            "title": ACCOUNT_TITLE,
+            "title": report.ACCOUNT_TITLE,
             "columns": [
                 {"title": column.title, "cells": list(column.cells)}
-                for column in account_columns(found, MOST_RANKS)
+                for column in report.account_columns(found, MOST_RANKS)
             ],
         },
         "machines": _machines(found),
-        "facts": [list(row) for row in facts(found)],
+        "facts": [list(row) for row in report.facts(found)],
         "timelines": payload,
     }
 
@@ -223,19 +214,13 @@ def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Ti
     seen = [found.timeline] if _is_drawn(found) else []
     order = seen[0].schedule if seen else found.schedule
     predicted = found.predicted if order is found.schedule else simulate(order, found.costs)
-    named = [_called(timeline, OBSERVED) for timeline in seen] + [_called(predicted, PREDICTED)]
+    named = [renamed(timeline, OBSERVED) for timeline in seen] + [renamed(predicted, PREDICTED)]
     return named + [one.timeline for one in answers if one.timeline is not None]
 
 
 def _is_drawn(found: Diagnosis) -> bool:
     """Return True if the step to draw was traced on all ranks."""
     return bool(found.run.known[found.shown].all())
-
-
-def _called(timeline: Timeline, name: str) -> Timeline:
-    """Return a timeline under another name."""
-    schedule = replace(timeline.schedule, name=name)
-    return replace(timeline, graph=replace(timeline.graph, schedule=schedule))
 
 
 def _lines(found: Diagnosis) -> RankMarks:
@@ -299,7 +284,7 @@ def _place(found: Diagnosis, lines: RankMarks, one: Finding) -> list[float] | No
 
 def _notes(found: Diagnosis) -> Iterable[str]:
     """Yield the sentences below the findings."""
-    yield from notes(found)
+    yield from report.notes(found)
     drawn = _is_drawn(found)
     if drawn and abs(found.timeline.bubble_ratio - found.bubble_ratio) > LEAST_APART:
         yield (

@@ -13,6 +13,7 @@ from debubble.core.actions import kinds_of, microbatches_of, stages_of
 from debubble.core.carries import WAYS, carry_steps
 from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import CARRY_KINDS, FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
+from debubble.core.schedule import Schedule
 from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 from debubble.view.bars import Ints
@@ -96,39 +97,35 @@ def links(
     That is the neighbor or, with `carried`, the one that the action's stage carries something to.
     The time is −1 where nothing goes to another rank, or in no time.
     """
-    return _carried(timeline, actions) if carried else _to_neighbors(timeline, actions)
-
-
-def _to_neighbors(timeline: Timeline, actions: NDArray[Any]) -> tuple[NDArray[np.float64], Ints]:
-    schedule = timeline.schedule
-    placement = schedule.placement
-    home = np.asarray(placement.table)
-    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-    target = stage + _OFFSETS[kind]
-    sends = (target != stage) & (target >= 0) & (target < placement.stages)
-    copy = np.where(sends, schedule.copies_of(unit), 0)
-    stage, target = np.where(sends, stage, 0), np.where(sends, target, 0)
-    here, there = home[copy, stage], home[copy, target]
-    place = copy * placement.stages + stage
-    times = timeline.table.transfers(here, there, schedule.microbatch_of(unit), kind, place)
-    return np.where(sends & (here != there) & (times > 0), times, -1.0), there
-
-
-def _carried(timeline: Timeline, actions: NDArray[Any]) -> tuple[NDArray[np.float64], Ints]:
-    schedule = timeline.schedule
+    schedule, table = timeline.schedule, timeline.table
     kinds, places = kinds_of(actions), schedule.places_of(actions)
-    steps, homes = carry_steps(schedule.carries, schedule.stages), schedule.homes
-    step = np.zeros(len(kinds), dtype=np.int64)
+    step = (_carried if carried else _to_neighbors)(schedule, kinds, stages_of(actions))
+    here, there = schedule.homes[places], schedule.homes[places + step]
+    times = np.full(len(kinds), -1.0)
+    sends = np.flatnonzero(there != here)
+    unit = schedule.microbatch_of(microbatches_of(actions[sends]))
+    if carried:
+        found = carried_times(table, places[sends], (places + step)[sends], unit)
+    else:
+        found = table.transfers(here[sends], there[sends], unit, kinds[sends], places[sends])
+    times[sends] = np.where(found > 0, found, -1.0)
+    return times, there
+
+
+def _to_neighbors(schedule: Schedule, kinds: Ints, stages: Ints) -> Ints:
+    """Return how many stages away the results of actions go."""
+    target = stages + _OFFSETS[kinds]
+    return np.where((target >= 0) & (target < schedule.stages), _OFFSETS[kinds], 0)
+
+
+def _carried(schedule: Schedule, kinds: Ints, stages: Ints) -> Ints:
+    """Return how many stages away actions carry something."""
+    steps, step = carry_steps(schedule.carries, schedule.stages), np.zeros_like(stages)
     for spec in KINDS:
         for need in needs_through(spec.kind, carried=True):
             made = np.isin(kinds, need.kinds)
-            step[made] = steps[1 - WAYS[need.of]][stages_of(actions[made])]
-    times, there = np.full(len(kinds), -1.0), homes[places + step]
-    makers = np.flatnonzero(there != homes[places])
-    unit = schedule.microbatch_of(microbatches_of(actions[makers]))
-    found = carried_times(timeline.table, places[makers], (places + step)[makers], unit)
-    times[makers] = np.where(found > 0, found, -1.0)
-    return times, there
+            step[made] = steps[1 - WAYS[need.of]][stages[made]]
+    return step
 
 
 def queued(timeline: Timeline, *, carried: bool = False) -> NDArray[np.float64]:

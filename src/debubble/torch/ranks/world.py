@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -33,6 +33,7 @@ import torch
 from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError
+from debubble.core.signals import on_signal
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.error_text import describe_error
 from debubble.torch.ranks.progress_table import (
@@ -126,21 +127,13 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
                 pipe.close()
 
 
-@contextmanager
-def _ended_kindly() -> Iterator[None]:
+def _ended_kindly() -> AbstractContextManager[None]:
     """Raise SystemExit on SIGTERM, so that neither a process nor a file is left."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def leave(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    return on_signal(signal.SIGTERM, leave)
 
 
 def end(processes: Sequence[Any]) -> None:
