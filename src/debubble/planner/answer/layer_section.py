@@ -74,5 +74,4 @@ def _costs(case: Case) -> dict[str, NDArray[np.float64]]:
         sum(bytes_per_parameter(case.training, zero, replicas))
         for replicas in (d.dp * d.cp, d.expert_dp)
     ]
-    parameters = [(one.dense, one.experts) for one in stage_parameters(case)]
-    return found | {"static": (np.array(parameters) * each).sum(axis=1)}
+    return found | {"static": (stage_parameters(case) * each).sum(axis=1)}
