@@ -6,8 +6,6 @@ the start of the group during which they arrive.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,19 +22,10 @@ DIRECTIONS = np.array([boundary_offsets().get(kind, 0) for kind in Kind])
 """Offset of the stage to which actions of every kind hand their result, 0 for none."""
 
 
-class Backwards(NamedTuple):
-    """Masks of backwards among actions."""
-
-    split: Mask
-    """Those for the input."""
-    weights: Mask
-    """Those for the weights."""
-    whole: Mask
-    """Those for both."""
-
-
-def backwards(kinds: Integers, stages: Integers, runtime: str, in_input: bool = False) -> Backwards:
-    """Return masks of backwards among actions of some kinds and stages.
+def backwards(
+    kinds: Integers, stages: Integers, runtime: str, in_input: bool = False
+) -> tuple[Mask, Mask, Mask]:
+    """Return masks of backwards among actions: for the input, for the weights, and for both.
 
     PyTorch's runtime does nothing in the first stage's I and the whole backward in its W, unless
     all of every backward is `in_input`.
@@ -44,11 +33,11 @@ def backwards(kinds: Integers, stages: Integers, runtime: str, in_input: bool = 
     split, weights, whole = (kinds == kind for kind in (Kind.I, Kind.W, Kind.B))
     if in_input:
         nothing = np.zeros_like(split)
-        return Backwards(nothing, nothing, whole | split)
+        return nothing, nothing, whole | split
     if runtime == "torch":
         first = stages == 0
-        return Backwards(split & ~first, weights & ~first, whole | (weights & first))
-    return Backwards(split, weights, whole)
+        return split & ~first, weights & ~first, whole | (weights & first)
+    return split, weights, whole
 
 
 def producers(schedule: Schedule) -> Integers:
