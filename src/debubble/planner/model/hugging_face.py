@@ -165,7 +165,7 @@ class ConfigReader:
         if all(isinstance(layer.attention, Recurrence) for layer in layers):
             keys.ignore(*ALIASES["heads"], *ALIASES["kv heads"], "head_dim", "attention_bias")
             keys.ignore(*family.window_keys)
-        rates = [keys.positive(key, 0.1) for key in family.dropout]
+        rates = [keys.number(key, 0.1) for key in family.dropout]
         model = Model(
             keys.name,
             self.hidden,
