@@ -213,7 +213,8 @@ def _part(kind: type[Part], data: Any, where: str) -> Part:
         elif spec.type == "int | None":
             values[spec.name] = keys.optional(spec.name)
         elif spec.type == "float":
-            values[spec.name] = float(keys.number(spec.name) or spec.default)
+            given = keys.number(spec.name)
+            values[spec.name] = float(given) if given else spec.default
         else:
             default = None if spec.default is MISSING else spec.default
             least = 0 if default == 0 or spec.name in ("q_rank", "key_dim") else 1
