@@ -1,4 +1,4 @@
-"""Memory of every rank over time, in bytes, as a schedule's simulation makes it.
+"""Memory of every rank at its peak, in bytes, as a schedule's simulation makes it.
 
 At any moment a GPU holds weights, gradients and optimizer states
 (:mod:`debubble.planner.memory.state`), the activations of the microbatches in flight
