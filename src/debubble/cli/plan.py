@@ -24,7 +24,8 @@ from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
-    from debubble.planner.answer.searches import SoFar, Watch
+    from debubble.planner.search.best_plans import Progress
+    from debubble.planner.search.search_result import Found
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
@@ -151,7 +152,7 @@ def _write(found: Plan, path: str) -> list[str]:
 
 
 @contextmanager
-def _searching() -> Iterator[Watch]:
+def _searching() -> Iterator[Progress]:
     """Show how far a search is and the best so far, on a line a few times per second.
 
     Where standard error is no terminal, a new line appears now and then. SIGTERM ends the search as
@@ -160,7 +161,7 @@ def _searching() -> Iterator[Watch]:
     began, shown = time.monotonic(), -math.inf
     with stopped_kindly(), overwritten_line(every=EVERY) as line:
 
-        def progress(found: SoFar) -> None:
+        def progress(found: Found) -> None:
             nonlocal shown
             now = time.monotonic() - began
             if now < shown + 0.1:

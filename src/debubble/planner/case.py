@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from debubble.core.placement import Placement
 from debubble.core.runtimes import RECOMPUTED_WHOLE, RUNTIMES
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.published_efficiencies import Factors, StepRange
+from debubble.planner.cost.published_efficiencies import (
+    Factors,
+    StepRange,
+    generation,
+    match_of,
+    range_of,
+    shape_of,
+)
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.links import Dimension, RankGroup, group_of
@@ -86,7 +93,5 @@ class Case:
     @property
     def step_range(self) -> StepRange:
         """Ratios to the step time between which 9 of 10 such steps are."""
-        experts, piped = bool(self.model.experts), self.degrees.pp > 1
-        return self.factors.step_range(
-            self.gpu, self.degrees.tp, self.training, experts=experts, piped=piped
-        )
+        chip = generation(self.gpu.name)
+        return range_of(self.training.runtime.name, chip, match_of(self), shape_of(self))

@@ -13,7 +13,7 @@ from debubble.core.options import Word
 from debubble.interchange.schedule_json import to_json
 from debubble.planner.answer.plan import Plan, with_measured_steps
 from debubble.planner.answer.report import costs_yaml
-from debubble.planner.answer.searches import Answer, Asked, SoFar, ask, search_all
+from debubble.planner.answer.searches import Answer, Asked, ask, search_all
 from debubble.planner.answer.why import why_not
 from debubble.planner.answer.words import gigabytes
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
@@ -94,7 +94,7 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
 
     shown, view = -math.inf, None
 
-    def report(found: SoFar) -> None:
+    def report(found: Found) -> None:
         nonlocal shown, view
         if running.seconds > shown + SHOWN_EVERY:
             shown, view = running.seconds, search_view(found)

@@ -16,12 +16,12 @@ from typing import Any
 from debubble.interchange.torch_csv import to_csv
 from debubble.planner.answer import report
 from debubble.planner.answer.data import plan_data, runs_nothing
-from debubble.planner.answer.explain import PARTS, explanation
+from debubble.planner.answer.explain import explanation
 from debubble.planner.answer.files import run_names
 from debubble.planner.answer.plan import Plan
-from debubble.planner.answer.searches import Answer, SoFar, also_runs, custom_order
+from debubble.planner.answer.searches import Answer, also_runs, custom_order
 from debubble.planner.answer.why import why_text
-from debubble.planner.answer.words import VERDICTS, cause_name, degrees_text
+from debubble.planner.answer.words import PARTS, VERDICTS, cause_name, degrees_text
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.frameworks.torch.flags import CSV, from_csv
 from debubble.planner.request import PlanRequest
@@ -119,7 +119,7 @@ def _frame(request: PlanRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search_view(found: SoFar) -> dict[str, Any] | None:
+def search_view(found: Found) -> dict[str, Any] | None:
     """Return the best plan so far and what was evaluated, for the view of a running search."""
     best = found.best
     if best is None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from debubble.core.errors import ParameterError
-from debubble.planner.candidate import Training
+from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.published_efficiencies import (
     DEFAULT,
@@ -21,6 +21,7 @@ from debubble.planner.frameworks.published_runtimes import AA_SCALING, NANOTRON
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.gpus import GPUS
+from tests.planner.cases import case_of
 from tests.planner.published import korthikanti, llama_70b
 
 TRAINING = Training(128, 8192)
@@ -105,8 +106,10 @@ def test_errors_are_of_the_framework_and_the_shape() -> None:
     known = shipped_factors()
 
     def width(name: str, tp: int, *, piped: bool = True, **fields: Any) -> float:
-        training = replace(TRAINING, **fields)
-        return known.step_range(GPUS[name], tp, training, experts=False, piped=piped).width
+        degrees = Degrees(tp=tp, pp=2 if piped else 1)
+        own = Candidate(degrees, 1, 1, "1f1b", (1,) * degrees.stages)
+        case = case_of(llama_70b().model, replace(TRAINING, **fields), own, GPUS[name])
+        return replace(case, factors=known).step_range.width
 
     assert width("h100", 4) < width("h100", 4, piped=False)
     assert width("h100", 4) < width("a100-80gb", 4, precision="fp16")

@@ -1,7 +1,6 @@
 """Buffers of transfers against counts written out here."""
 
 import numpy as np
-import pytest
 
 import debubble as db
 from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
@@ -9,20 +8,21 @@ from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory._moments_kernel import Changes, Rest
 from debubble.planner.memory.buffers import tensors_of
-from debubble.planner.memory.memory_events import heads_of, moments_of
+from debubble.planner.memory.memory_events import moments_of
+from tests.planner.memory.over_time import over_time
 
 
 def held(schedule, rank, runtime, costs=None):
     timeline = db.simulate(schedule, costs or db.Costs(F=1, B=2))
-    tensors, none = tensors_of(schedule, runtime), np.zeros(0)
+    tensors = tensors_of(schedule, runtime)
     nothing = np.zeros(tensors.comes.shape)
-    changes = Changes(*[nothing] * 4, *tensors, 1.0 / schedule.slices, none)
-    rest = Rest(np.zeros(schedule.ranks), 0.0, 0.0)
-    peaks, curves = moments_of(timeline, changes, rest, curves=True)
-    first = 2 * sum(len(heads_of(schedule, before)) for before in range(rank))
-    found = curves.tensors[first : first + 2 * len(heads_of(schedule, rank))] / schedule.slices
+    changes = Changes(*[nothing] * 4, *tensors, 1.0)
+    peaks = moments_of(timeline, changes, Rest(np.zeros(schedule.ranks), 0.0, 0.0))
+    found = list(over_time(timeline, changes))[rank].tensors
     assert peaks.total[rank] == found.max()
     assert peaks.moment[rank] == np.argmax(found)
+    assert peaks.left[rank] == found[-1]
+    assert found.min() >= 0
     return found
 
 
@@ -70,24 +70,3 @@ def test_deepspeed_keeps_outputs_until_their_backward():
     # Each of the first rank's four microbatches in flight, and the gradient in use.
     assert held(schedule, 0, DEEPSPEED).max() == 4 + 1
     assert held(schedule, 3, DEEPSPEED).max() <= 1
-
-
-def test_slices_have_their_share():
-    schedule = db.make("seq1f1b", ranks=2, microbatches=4, slices=2)
-    assert held(schedule, 0, TORCH)[0] == 4
-
-
-@pytest.mark.parametrize("runtime", [MEGATRON, DEEPSPEED, TORCH])
-@pytest.mark.parametrize("transfers", [False, True])
-def test_transfers_as_actions_change_little(runtime, transfers):
-    schedule = db.make("1f1b", ranks=3, microbatches=5)
-    if transfers:
-        from debubble.lowering.transfers import add_transfers
-
-        schedule = add_transfers(schedule)
-    for rank in range(3):
-        found = held(schedule, rank, runtime)
-        plain = held(db.make("1f1b", ranks=3, microbatches=5), rank, runtime)
-        assert len(found) == len(plain)
-        assert np.all(found >= 0)
-        assert found[-1] == plain[-1]

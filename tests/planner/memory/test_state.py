@@ -127,16 +127,16 @@ def test_a_stage_sum_is_the_model():
         model = read_model(name)
         plan = even(model, pp=2, chunks=2)
         counts = [
-            stage_parameters(case_of(model, training, plan))[stage].total for stage in range(4)
+            stage_parameters(case_of(model, training, plan))[stage].sum() for stage in range(4)
         ]
         assert sum(counts) == model.parameters, name
 
 
 def test_both_ends_have_a_tied_embedding():
     model, training = read_model("llama-3.2-1b"), Training(8, 1024, runtime=PLAIN)
-    alone = stage_parameters(case_of(model, training, even(model)))[0].total
+    alone = stage_parameters(case_of(model, training, even(model)))[0].sum()
     plan = even(model, pp=2)
-    ends = sum(stage_parameters(case_of(model, training, plan))[stage].total for stage in range(2))
+    ends = sum(stage_parameters(case_of(model, training, plan))[stage].sum() for stage in range(2))
     assert alone == model.parameters
     assert ends == model.parameters + model.embedding_parameters
 
@@ -146,8 +146,8 @@ def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding():
     model = read_model("deepseek-v3")
     plan = candidate([31, 30], pp=2)
     without = replace(model, mtp=0)
-    more = stage_parameters(case_of(model, training, plan))[1].total
-    more -= stage_parameters(case_of(without, training, plan))[1].total
+    more = stage_parameters(case_of(model, training, plan))[1].sum()
+    more -= stage_parameters(case_of(without, training, plan))[1].sum()
     assert more == mtp_parameters(model) + model.embedding_parameters
 
 
@@ -157,15 +157,13 @@ def test_multi_token_prediction_brings_an_embedding_to_its_stage():
     with_loss = candidate([31, 30, 0], pp=3)
     apart = replace(with_loss, mtp_stage=1)
     one, other = (
-        [stage.total for stage in stage_parameters(case_of(model, training, plan))]
-        for plan in (with_loss, apart)
+        stage_parameters(case_of(model, training, plan)).sum(axis=1) for plan in (with_loss, apart)
     )
     moved = mtp_parameters(model) + model.embedding_parameters
     assert [b - a for a, b in zip(one, other, strict=True)] == [0, moved, -moved]
     tied = replace(model, tied=True)
     one, other = (
-        [stage.total for stage in stage_parameters(case_of(tied, training, plan))]
-        for plan in (with_loss, apart)
+        stage_parameters(case_of(tied, training, plan)).sum(axis=1) for plan in (with_loss, apart)
     )
     # The head is a copy, too, wherever it is.
     moved = mtp_parameters(model)
@@ -176,10 +174,10 @@ def test_multi_token_prediction_brings_an_embedding_to_its_stage():
 def test_experts_have_replicas_of_their_own():
     model, training = read_model("qwen3-30b-a3b"), Training(8, 4096)
     plan = even(model, ep=8, dp=16)
-    found = stage_parameters(case_of(model, training, plan))[0]
-    assert found.experts == 48 * 128 * 3 * 2048 * 768 / 8
+    dense, experts = stage_parameters(case_of(model, training, plan))[0]
+    assert experts == 48 * 128 * 3 * 2048 * 768 / 8
     state = stage_states(case_of(model, training, plan))[0]
-    assert state.optimizer == found.dense * 12 / 16 + found.experts * 12 / 2
+    assert state.optimizer == dense * 12 / 16 + experts * 12 / 2
 
 
 def test_tensor_parallelism_leaves_norms_and_narrow_projections_whole():
@@ -218,7 +216,7 @@ def test_zero_3_gathers_two_layers_and_fsdp_in_a_pipeline_keeps_all():
     whole = stage_states(case_of(model, fsdp, plan))[0].total
     assert whole - 2 * 2 * layer == pytest.approx(16 * model.parameters / 8)
     split = even(model, dp=4, pp=2, zero=3)
-    count = stage_parameters(case_of(model, fsdp, split))[0].total
+    count = stage_parameters(case_of(model, fsdp, split))[0].sum()
     state = stage_states(case_of(model, fsdp, split))[0]
     assert state.weights == 4 * count / 4 + 2 * count
     assert state.gradients == 4 * count / 4 + 4 * count
@@ -228,7 +226,7 @@ def test_zero_3_gathers_two_layers_and_fsdp_in_a_pipeline_keeps_all():
 def test_stages_without_layers_have_their_ends_alone():
     model, training = read_model("llama-3.1-8b"), Training(8, 8192)
     plan = candidate([0, 32, 0], pp=3)
-    counts = [stage_parameters(case_of(model, training, plan))[stage].total for stage in range(3)]
+    counts = [stage_parameters(case_of(model, training, plan))[stage].sum() for stage in range(3)]
     assert counts[0] == model.embedding_parameters
     assert counts[2] == model.head_parameters + model.hidden
     assert stage_states(case_of(model, training, plan))[0].weights == 2 * counts[0]
@@ -244,7 +242,7 @@ def test_any_split_of_layers_has_the_same_parameters(data):
     zero = data.draw(st.integers(0, 3))
     plan = candidate(layers, pp=stages, dp=data.draw(st.integers(1, 4)), zero=zero)
     counts = [
-        stage_parameters(case_of(model, training, plan))[stage].total for stage in range(stages)
+        stage_parameters(case_of(model, training, plan))[stage].sum() for stage in range(stages)
     ]
     assert sum(counts) == model.parameters
     states = [stage_states(case_of(model, training, plan))[stage] for stage in range(stages)]

@@ -20,8 +20,8 @@ def test_values_of_each_type():
     assert keys.words("kinds", ("a", "b"), 2) == ["a", "b"]
     assert keys.words("absent", ("a",), 2) is None
     assert keys.indices("at", 2) == {1}
-    assert not keys.positive("p", 0.1)
-    assert keys.positive("absent", 0.1)
+    assert keys.number("p", 0.1) == 0
+    assert keys.number("absent", 0.1) == 0.1
     assert keys.first(("absent", "n")) == 3
 
 
@@ -33,7 +33,7 @@ def test_values_of_each_type():
         (lambda keys: keys.flag("n"), "n 3; give true or false"),
         (lambda keys: keys.words("n", ("a",), 2), "n with 3; give 2, one per layer"),
         (lambda keys: keys.indices("n", 2), "3 in n; layers are 0 to 1"),
-        (lambda keys: keys.positive("kind", 0), "give a number from 0 up"),
+        (lambda keys: keys.number("kind"), "give a number from 0 up"),
         (lambda keys: keys.first(("n", "n_layer")), "n 3 and n_layer 2, two names of one number"),
         (lambda keys: keys.refuse_unknown(), "unknown key 'n'"),
         (lambda keys: keys.refuse_unknown_shapes("x"), "'n', which could change a shape"),

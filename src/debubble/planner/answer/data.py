@@ -10,7 +10,7 @@ from typing import Any
 from debubble.core.schedule import Schedule
 from debubble.planner.answer.cautions import cautions
 from debubble.planner.answer.searches import Answer, also_runs
-from debubble.planner.answer.words import gigabytes
+from debubble.planner.answer.words import PARTS, gigabytes
 from debubble.planner.candidate import Candidate
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
@@ -100,9 +100,6 @@ def _peaks_there(
 ) -> tuple[float, ...]:
     """Return the peaks of a plan; the same for all frameworks with one runtime."""
     return with_peaks(Evaluated(request, candidate, 0.0, (), order=order)).peaks
-
-
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
 
 
 def data(found: Answer) -> dict[str, Any]:

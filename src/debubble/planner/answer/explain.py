@@ -8,11 +8,8 @@ from debubble.analysis.layout import definitions, table, wrap
 from debubble.core.units import rough_percent
 from debubble.planner.answer.report import comparable_steps, framework_title
 from debubble.planner.answer.searches import Answer
-from debubble.planner.answer.words import cause_name, gigabytes, seconds
+from debubble.planner.answer.words import PARTS, cause_name, gigabytes, seconds
 from debubble.planner.search.evaluate import CAUSES, Evaluated
-
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
-"""Parts of a rank's memory, in the order of tables and pictures."""
 
 MOST_RANKS = 32
 """Pipeline ranks up to which the memory of each is in the text; of more, the fullest."""

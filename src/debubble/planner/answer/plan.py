@@ -17,14 +17,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.answer import data, files, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
-from debubble.planner.answer.searches import (
-    Answer,
-    Asked,
-    Watch,
-    ask,
-    search_all,
-    taking_orders,
-)
+from debubble.planner.answer.searches import Answer, Asked, ask, search_all, taking_orders
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
 from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
@@ -35,10 +28,11 @@ from debubble.planner.memory.peaks import RankMemory
 from debubble.planner.model.transformer import Model
 from debubble.planner.options import ROWS, frameworks_of, request_of, values_with
 from debubble.planner.request import PlanRequest
+from debubble.planner.search.best_plans import Progress
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import candidates
 
-Searching: TypeAlias = Callable[[], AbstractContextManager[Watch | None]]
+Searching: TypeAlias = Callable[[], AbstractContextManager[Progress | None]]
 """Maker of a context for every search; the context gives the callback for results so far."""
 
 WIDTH = 100

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from debubble.core.errors import ParameterError
 from debubble.planner.frameworks.table import ANY, FRAMEWORKS, broken, find_framework
@@ -17,26 +17,6 @@ from debubble.planner.search.search_result import Found, rank, rounded
 
 COMPARED = 5
 """Fastest plans of which the simplest of those tied with the fastest is recommended."""
-
-
-class SoFar(Protocol):
-    """Progress of a search, and its best plan so far."""
-
-    @property
-    def considered(self) -> int:
-        """Number of candidates that were decided on."""
-
-    @property
-    def simulated(self) -> int:
-        """Number of candidates that ran in the engine."""
-
-    @property
-    def best(self) -> Evaluated | None:
-        """The best plan that fits, so far."""
-
-
-Watch: TypeAlias = Callable[[SoFar], None]
-"""Callback that gets how far a search is, now and then."""
 
 
 class SearchOne(Protocol):
@@ -127,7 +107,7 @@ def taking_orders(asked: Asked) -> tuple[Asked, Asked]:
 
 
 def search_all(
-    asked: Asked, top: int, progress: Watch | None = None, search_one: SearchOne = best_plans,
+    asked: Asked, top: int, progress: Progress | None = None, search_one: SearchOne = best_plans,
     before: Answer | None = None,
 ) -> Answer:  # fmt: skip
     """Return the best plans of all frameworks, after those of an earlier answer.
@@ -138,12 +118,15 @@ def search_all(
     answer = before or Answer(asked.requests[0], top)
     answer.top, answer.refused = top, {**answer.refused, **asked.refused}
 
+    def tell(found: Found) -> None:
+        if progress is not None:
+            progress(_so_far([*answer.searches, found]))
+
     for request in asked.requests:
         if answer.interrupted:
             break
         if not _known(answer.searches, request):
             most = max(top, COMPARED)
-            tell = None if progress is None else _Total(answer, progress)
             found = search_one(request, most, tell, below=answer.bound)
             answer.searches.append(found)
             answer.interrupted = found.interrupted
@@ -177,34 +160,14 @@ def also_runs(plan: Evaluated) -> tuple[str, ...]:
     )
 
 
-class _Total:
-    """Counts and best plan of this search and those before it, reported on every call."""
-
-    def __init__(self, answer: Answer, progress: Watch) -> None:
-        self._progress = progress
-        self._before = answer.searches.copy()
-        self._now: Found
-
-    def __call__(self, found: Found) -> None:
-        self._now = found
-        self._progress(self)
-
-    @property
-    def searches(self) -> list[Found]:
-        return [*self._before, self._now]
-
-    @property
-    def considered(self) -> int:
-        return sum(one.considered for one in self.searches)
-
-    @property
-    def simulated(self) -> int:
-        return sum(one.simulated for one in self.searches)
-
-    @property
-    def best(self) -> Evaluated | None:
-        found = (one.best for one in self.searches)
-        return min((one for one in found if one), key=lambda one: one.step_time, default=None)
+def _so_far(searches: list[Found]) -> Answer:
+    """Return the counts and the best plan of the last search and those before it."""
+    plans = (one.best for one in searches)
+    best = min(filter(None, plans), key=lambda plan: plan.step_time, default=None)
+    return Answer(
+        searches[-1].request, 1, considered=sum(one.considered for one in searches),
+        simulated=sum(one.simulated for one in searches), early=best, searches=searches,
+    )  # fmt: skip
 
 
 def _merged(answer: Answer) -> Answer:

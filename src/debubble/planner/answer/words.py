@@ -17,6 +17,9 @@ CAUSE_NAMES = {
 }  # fmt: skip
 """Causes of :data:`debubble.planner.search.evaluate.CAUSES` in one to three words."""
 
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
+"""Parts of a rank's memory, in the order of tables and pictures."""
+
 VERDICTS = {"yes": "fits", "maybe": "may not fit", "no": "too large"}
 """Verdicts of a plan on memory, in words."""
 

@@ -15,14 +15,13 @@ it alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from debubble.planner.model.transformer import Experts, Layer, Model
 
 
-@dataclass(frozen=True)
-class LayerFlops:
+class LayerFlops(NamedTuple):
     """Forward FLOPs per token."""
 
     linear: float
@@ -34,28 +33,8 @@ class LayerFlops:
 
     @property
     def F(self) -> float:
-        """Forward FLOPs."""
+        """Forward FLOPs; those of I and W together are twice as many."""
         return self.linear + self.experts + self.core
-
-    @property
-    def I(self) -> float:  # noqa: E743 (the field's letter)
-        """Backward for the input, no scores computed twice."""
-        return self.linear + self.experts + 2 * self.core
-
-    @property
-    def W(self) -> float:
-        """Backward for the weights."""
-        return self.linear + self.experts
-
-    @property
-    def causal(self) -> float:
-        """F, I and W with the half of the attention that a causal mask leaves."""
-        return self.F + self.I + self.W
-
-    @property
-    def full(self) -> float:
-        """F, I and W with all pairs of tokens counted."""
-        return self.causal + 3 * self.core
 
 
 @lru_cache(maxsize=4096)
@@ -83,11 +62,8 @@ def mtp_flops(model: Model, sequence: int) -> LayerFlops:
     Each of its layers is one more decoder layer, a projection of twice the hidden size to it, and
     one more pass of the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
     """
-    if not model.mtp:
-        return LayerFlops(0.0, 0.0, 0.0)
-    one = layer_flops(model, model.layers[-1], sequence)
-    extra = 4.0 * model.hidden**2 + head_flops(model)
-    linear, experts, core = one.linear + extra, one.experts, one.core
+    linear, experts, core = layer_flops(model, model.layers[-1], sequence)
+    linear += 4.0 * model.hidden**2 + head_flops(model)
     return LayerFlops(model.mtp * linear, model.mtp * experts, model.mtp * core)
 
 
@@ -101,8 +77,5 @@ def flops_per_token(model: Model, sequence: int) -> dict[str, float]:
     """
     parts = [layer_flops(model, layer, sequence) for layer in model.layers]
     parts.append(mtp_flops(model, sequence))
-    head = 3 * head_flops(model)
-    return {
-        "full": head + sum(part.full for part in parts),
-        "causal": head + sum(part.causal for part in parts),
-    }
+    causal = 3 * (head_flops(model) + sum(part.F for part in parts))
+    return {"full": causal + 3 * sum(part.core for part in parts), "causal": causal}

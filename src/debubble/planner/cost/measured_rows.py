@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.units import counted, read_number
+from debubble.core.units import counted
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.case import Case
-from debubble.planner.cost.measured_run import LARGEST, measured_run
+from debubble.planner.cost.measured_run import measured_run
 from debubble.planner.cost.published_efficiencies import Factors
-from debubble.planner.cost.row_models import MODEL_COLUMNS, MODEL_WORDS, row_model
+from debubble.planner.cost.row_models import MODEL_COLUMNS, MODEL_WORDS, OPEN, Cells, row_model
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import runtime_of
@@ -49,9 +48,6 @@ OTHERS = (
 
 ALIKE = 0.8
 """Likeness to a known column from which an unknown one is a slip: "hiden", "global_batch_size"."""
-
-OPEN = ("", "na", "n/a", "nan", "none", "-", "?")
-"""Cells that leave a number open."""
 
 GRADIENTS = (2, 4)
 """Bytes in which gradients add up."""
@@ -205,54 +201,6 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
     return MeasuredRow(request, candidate, seconds, memory, tuple(cells.assumed))
 
 
-class Cells:
-    """Texts of one row, with a list of the columns that were open."""
-
-    def __init__(self, row: Mapping[str, str], where: str) -> None:
-        self.row, self.where = row, where
-        self.assumed: list[str] = []
-
-    def text(self, column: str) -> str:
-        """Return the text of a cell in lower case; empty where there is none."""
-        return (self.row.get(column) or "").strip().lower()
-
-    def word(self, column: str) -> str:
-        """Return the first word of a cell, without remarks."""
-        return re.split(r"[\s(+]", self.text(column), maxsplit=1)[0]
-
-    def assume(self, column: str, value: Any) -> Any:
-        """Return a value for an open column, which is noted."""
-        shown = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
-        self.assumed.append(f"{column} {shown}")
-        return value
-
-    def whole(self, column: str) -> int | None:
-        """Return a whole number; None for a cell of :data:`OPEN`."""
-        text = self.text(column)
-        if text in OPEN:
-            return None
-        number = read_number(text)
-        if math.isnan(number) or not 1 <= number <= LARGEST or number != int(number):
-            raise FormatError(
-                f"{self.where}: {column} '{text}' is no whole number from 1 to {LARGEST:,}"
-            )
-        return int(number)
-
-    def amount(self, column: str, unit: float = 1.0) -> float | None:
-        """Return a positive number; None for anything else."""
-        number = read_number(self.text(column) or "nan")
-        return number * unit if 0 < number < math.inf else None
-
-    def flag(self, column: str, default: bool) -> bool:
-        """Return a yes or no."""
-        text = self.text(column)
-        if not text:
-            return bool(self.assume(column, default))
-        if text not in ("yes", "no"):
-            raise FormatError(f"{self.where}: {column} '{text}'; give yes or no")
-        return text == "yes"
-
-
 def _model(cells: Cells, base: PlanRequest | None) -> Model:
     """Return the model that the columns describe, or that ``model`` names."""
     numbers = {key: cells.whole(key) for key in MODEL_COLUMNS}
@@ -369,7 +317,7 @@ def _recompute(cells: Cells) -> tuple[str, tuple[str, ...]]:
     """Return the way to recompute, and the modules that a row names."""
     text, word = cells.text("recompute"), cells.word("recompute")
     if not text:
-        return str(cells.assume("recompute", "none")), ()
+        return cells.assume("recompute", "none"), ()
     if word in ("none", "selective") or re.fullmatch(r"full(:[0-9]+)?", word):
         return word, ()
     words = (MODULES.get(part.strip(), part.strip()) for part in text.split(","))
@@ -389,7 +337,7 @@ def _zero(cells: Cells, framework: str) -> int:
     """
     text = cells.text("zero")
     if not text:
-        return int(cells.assume("zero", 1))
+        return cells.assume("zero", 1)
     if text.startswith("fsdp"):
         return 2 if "weights kept" in text else 3
     match = re.match(r"[0-3]", text)

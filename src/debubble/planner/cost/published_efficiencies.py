@@ -104,14 +104,6 @@ class Factors:
             return "published"
         return "measured" if found.tp == tp else "measured, other degree"
 
-    def step_range(
-        self, gpu: Gpu, tp: int, training: Training, *, experts: bool, piped: bool = True
-    ) -> StepRange:
-        """Return the ratios to a step time between which 9 of 10 unseen steps are."""
-        match = self.match(gpu, tp, training, experts=experts)
-        shape = _shape(experts=experts, piped=piped)
-        return range_of(training.runtime.name, generation(gpu.name), match, shape)
-
     def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
         """Return the origin of an efficiency: a measured step, a published one, or neither."""
         found = self.nearest(gpu.name, tp, training, experts=experts)
@@ -164,13 +156,11 @@ MEASURED = {"measured": 0.06, "measured, other degree": 0.1}
 same software and GPU: published steps from others of their source (``docs/planner-truth.md``)."""
 
 
-def _shape(*, experts: bool, piped: bool) -> str:
-    return "experts" if experts else "pipelined" if piped else "one stage"
-
-
 def shape_of(case: HasShape) -> str:
     """Return the kind of plans whose errors count for a case."""
-    return _shape(experts=bool(case.model.experts), piped=case.degrees.pp > 1)
+    if case.model.experts:
+        return "experts"
+    return "pipelined" if case.degrees.pp > 1 else "one stage"
 
 
 def match_of(case: HasShape) -> str:

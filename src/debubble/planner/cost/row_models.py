@@ -1,13 +1,16 @@
-"""Models of measured rows: the shape that columns give, or a shipped model or file by name."""
+"""Cells of measured rows, and their models: by shape, or by the name of a shipped one or file."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Protocol
+from typing import TypeVar
 
 from debubble.core.errors import FormatError, did_you_mean
+from debubble.core.units import read_number
+from debubble.planner.cost.measured_run import LARGEST
 from debubble.planner.model.config_keys import MOST_LAYERS
 from debubble.planner.model.files import ENDINGS, read_model, shipped_models
 from debubble.planner.model.mixers import Attention
@@ -25,22 +28,58 @@ VOCABULARY = 51200
 """Vocabulary where a row has none: GPT-2's, padded as Megatron pads it for 8 ranks."""
 
 
-class Answers(Protocol):
-    """Cells of a row that describe a model."""
+OPEN = ("", "na", "n/a", "nan", "none", "-", "?")
+"""Cells that leave a number open."""
 
-    where: str
+Value = TypeVar("Value")
+
+
+class Cells:
+    """Texts of one row, with a list of the columns that were open."""
+
+    def __init__(self, row: Mapping[str, str], where: str) -> None:
+        self.row, self.where = row, where
+        self.assumed: list[str] = []
 
     def text(self, column: str) -> str:
-        """Return the text of a cell."""
-        ...
+        """Return the text of a cell in lower case; empty where there is none."""
+        return (self.row.get(column) or "").strip().lower()
 
-    def assume(self, column: str, value: object) -> object:
+    def word(self, column: str) -> str:
+        """Return the first word of a cell, without remarks."""
+        return re.split(r"[\s(+]", self.text(column), maxsplit=1)[0]
+
+    def assume(self, column: str, value: Value) -> Value:
         """Return a value for an open column, which is noted."""
-        ...
+        shown = ("yes" if value else "no") if isinstance(value, bool) else value
+        self.assumed.append(f"{column} {shown}")
+        return value
+
+    def whole(self, column: str) -> int | None:
+        """Return a whole number; None for a cell of :data:`OPEN`."""
+        text = self.text(column)
+        if text in OPEN:
+            return None
+        number = read_number(text)
+        if math.isnan(number) or not 1 <= number <= LARGEST or number != int(number):
+            raise FormatError(
+                f"{self.where}: {column} '{text}' is no whole number from 1 to {LARGEST:,}"
+            )
+        return int(number)
+
+    def amount(self, column: str, unit: float = 1.0) -> float | None:
+        """Return a positive number; None for anything else."""
+        number = read_number(self.text(column) or "nan")
+        return number * unit if 0 < number < math.inf else None
 
     def flag(self, column: str, default: bool) -> bool:
         """Return a yes or no."""
-        ...
+        text = self.text(column)
+        if not text:
+            return self.assume(column, default)
+        if text not in ("yes", "no"):
+            raise FormatError(f"{self.where}: {column} '{text}'; give yes or no")
+        return text == "yes"
 
 
 def known_model(name: str) -> Model | None:
@@ -68,7 +107,7 @@ def _plain(name: str) -> str:
 
 
 def row_model(
-    name: str, numbers: Mapping[str, int | None], cells: Answers, base: Model | None = None
+    name: str, numbers: Mapping[str, int | None], cells: Cells, base: Model | None = None
 ) -> Model:
     """Return the model of a row's columns; a known one by its name where they agree with it.
 
@@ -96,13 +135,13 @@ def row_model(
         raise FormatError(f"{cells.where}: {layers} layers; at most {MOST_LAYERS} are predicted")
     kv_heads, head_dim = numbers["kv_heads"], numbers["head_dim"] or max(hidden // heads, 1)
     if kv_heads is None:
-        kv_heads = int(str(cells.assume("kv_heads", heads)))
-    vocabulary = numbers["vocab"] or int(str(cells.assume("vocab", VOCABULARY)))
+        kv_heads = cells.assume("kv_heads", heads)
+    vocabulary = numbers["vocab"] or cells.assume("vocab", VOCABULARY)
     gated = cells.flag("gated", True)
-    norm = cells.text("norm") or str(cells.assume("norm", "rms"))
+    norm = cells.text("norm") or cells.assume("norm", "rms")
     mlp: Mlp | Experts = Mlp(ffn, gated)
     if numbers["experts"]:
-        top_k = numbers["topk"] or int(str(cells.assume("topk", 2)))
+        top_k = numbers["topk"] or cells.assume("topk", 2)
         mlp = Experts(numbers["experts"], top_k, ffn, gated)
     layer = Layer(Attention(heads, kv_heads, head_dim), mlp)
     return Model(
@@ -111,7 +150,7 @@ def row_model(
     )  # fmt: skip
 
 
-def _check_words(cells: Answers) -> None:
+def _check_words(cells: Cells) -> None:
     """Refuse a word that says nothing, also where the model is known by its name."""
     for key in MODEL_WORDS:
         text, words = cells.text(key), ("rms", "layer") if key == "norm" else ("yes", "no")
@@ -119,7 +158,7 @@ def _check_words(cells: Answers) -> None:
             raise FormatError(f"{cells.where}: {key} '{text}'; give {' or '.join(words)}")
 
 
-def _agrees(model: Model, numbers: Mapping[str, int | None], cells: Answers) -> bool:
+def _agrees(model: Model, numbers: Mapping[str, int | None], cells: Cells) -> bool:
     """Return whether no given column contradicts a model."""
     last = model.layers[-1]
     attention, mlp = last.attention, last.mlp

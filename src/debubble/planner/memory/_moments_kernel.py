@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, kernel, unsigned
-from debubble.engine.kernels.memory import spot_of
 
 
 class Order(NamedTuple):
@@ -16,13 +15,6 @@ class Order(NamedTuple):
     actions: Array
     offsets: Array
     stages: int
-    microbatches: int
-    slices: int
-    copies: int
-    computes: Array
-    """Whether actions of a kind occupy the compute stream; shape ``(kinds,)``."""
-    receives: Array
-    """Whether actions of a kind are transfers, likewise."""
     producer: Array
     """Position of the action whose result each computes with, −1 for none."""
     node: Array
@@ -33,7 +25,7 @@ class Order(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Changes by actions of every kind and place, at ``kind · places + place``."""
+    """Changes by actions of every kind and stage, at ``kind · stages + stage``."""
 
     taken: Array
     freed: Array
@@ -52,8 +44,6 @@ class Changes(NamedTuple):
     """Whether a tensor from another rank is there from its arrival on."""
     boundary: float
     """Bytes of a tensor."""
-    copied: Array
-    """Bytes of activations that come by copies, at every moment of all ranks; empty without."""
 
 
 class Rest(NamedTuple):
@@ -89,45 +79,10 @@ class Peaks(NamedTuple):
     """Number of actions and overlapped groups."""
 
 
-class Curves(NamedTuple):
-    """Memory of every rank from every moment on, rank by rank; empty where it is not asked for."""
-
-    activations: Array
-    tensors: Array
-    logits: Array
-
-
-@kernel(writes=("cells", "producer"), allocates=False)
-def find_producers(
-    actions: Array, directions: Array, width: int, cells: Array, producer: Array
-) -> None:
-    """Find the result of the stage before, or after, that each action computes with.
-
-    `directions` are offsets of the stage to which a kind hands its result, 0 for other kinds.
-    `cells` is room for two numbers for every microbatch, out of `width`, of every stage and two
-    more; it is −1, as is `producer`.
-    """
-    half = len(cells) // 2
-    for fills in range(2):
-        for position in range(len(actions)):
-            action = actions[position]
-            direction = directions[action & KIND_MASK]
-            if direction == 0:
-                continue
-            stage = (action >> STAGE_SHIFT) & STAGE_MASK
-            cell = (stage + 1) * width + (action >> MICROBATCH_SHIFT)
-            if direction < 0:
-                cell += half
-            if fills == 0:
-                cells[unsigned(cell)] = position
-            else:
-                producer[position] = cells[unsigned(cell - direction * width)]
-
-
 @helper
 def spot_in(order: Order, action: int) -> int:
-    """Return the index of an action's kind and place."""
-    return spot_of(action, order.stages, order.microbatches, order.slices, order.copies)
+    """Return the index of an action's kind and stage."""
+    return (action & KIND_MASK) * order.stages + ((action >> STAGE_SHIFT) & STAGE_MASK)
 
 
 @helper
@@ -150,8 +105,6 @@ def note_arrivals(rank: int, order: Order, changes: Changes, begins: Array, come
     opens = True
     for position in range(order.offsets[rank], order.offsets[rank + 1]):
         action = order.actions[unsigned(position)]
-        if not order.computes[action & KIND_MASK]:
-            continue
         if opens:
             group += 1
             begins[group] = start_of(position, order)
@@ -161,11 +114,7 @@ def note_arrivals(rank: int, order: Order, changes: Changes, begins: Array, come
         waiting += changes.waiting[spot]
         producer = order.producer[unsigned(position)]
         if changes.comes[spot] and producer >= 0:
-            if order.receives[order.actions[producer] & KIND_MASK]:
-                # A receive needs its buffer from its start.
-                time = start_of(producer, order)
-            else:
-                time = order.node_end[order.node[producer]]
+            time = order.node_end[order.node[producer]]
             low = 0
             high = group
             while low < high:
@@ -178,20 +127,17 @@ def note_arrivals(rank: int, order: Order, changes: Changes, begins: Array, come
     return waiting
 
 
-@kernel(writes=("begins", "come", "peaks", "curves"), allocates=False)
+@kernel(writes=("begins", "come", "peaks"), allocates=False)
 def find_peaks(
-    order: Order, changes: Changes, rest: Rest, begins: Array, come: Array, peaks: Peaks,
-    curves: Curves,
-) -> None:  # fmt: skip
+    order: Order, changes: Changes, rest: Rest, begins: Array, come: Array, peaks: Peaks
+) -> None:
     """Find the first moment at which each rank holds most.
 
     `begins` and `come` are room for the groups of any rank.
     """
-    before = 0
     for rank in range(len(order.offsets) - 1):
         tensors = note_arrivals(rank, order, changes, begins, come)
-        held = 0.0
-        copied = 0.0
+        activations = 0.0
         logits = 0.0
         group = 0
         sent = 0
@@ -208,8 +154,6 @@ def find_peaks(
         peaks.changing[rank] = -math.inf
         for position in range(order.offsets[rank], order.offsets[rank + 1]):
             action = order.actions[unsigned(position)]
-            if not order.computes[action & KIND_MASK]:
-                continue
             spot = unsigned(spot_in(order, action))
             if opens:
                 head = position
@@ -232,12 +176,9 @@ def find_peaks(
                 continue
             for side in range(2):
                 moment = 2 * group + side
-                held += freed if side else taken
+                activations += freed if side else taken
                 logits += head_freed if side else head_taken
                 tensors += tensors_freed if side else tensors_taken
-                if len(changes.copied):
-                    copied += changes.copied[before + moment]
-                activations = held + copied
                 changing = activations + tensors * changes.boundary + logits
                 total = changing + (rest.fixed + rest.fragmentation * changing) + rest.state[rank]
                 if total > peaks.total[rank]:
@@ -250,10 +191,6 @@ def find_peaks(
                 if changing >= peaks.changing[rank]:
                     peaks.changing[rank] = changing
                     peaks.last[rank] = moment
-                if len(curves.activations):
-                    curves.activations[before + moment] = activations
-                    curves.tensors[before + moment] = tensors
-                    curves.logits[before + moment] = logits
             sent = sends
             group += 1
         if group:
@@ -262,4 +199,3 @@ def find_peaks(
             peaks.time[rank] = order.node_end[order.node[at]] if ends else start_of(at, order)
         peaks.left[rank] = tensors
         peaks.groups[rank] = group
-        before += 2 * group

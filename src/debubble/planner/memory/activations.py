@@ -122,38 +122,6 @@ def _stages(
     return tuple(Activation(*row) for row in rows.tolist())
 
 
-class LayerActivations(NamedTuple):
-    """Bytes of one microbatch on one GPU, of every layer and of the model's ends."""
-
-    layers: tuple[Activation, ...]
-    embedding: Activation
-    head: Activation
-    mtp: Activation
-
-
-def layer_activations(case: Case) -> LayerActivations:
-    """Return what :func:`stage_activations` sums over stages, layer by layer."""
-    own = case.candidate
-    seen = own.without_order(modules=recompute_modules(case), replicas=False)
-    model, training = case.model, case.training
-    sums = activation_sums(model, training, seen.recomputing("none"))
-    if recomputed_layers(own.recompute) is None:
-        sums = activation_sums(model, training, seen)
-    layers = [layer_activation(model, layer, training, seen) for layer in model.layers]
-    if recomputed_layers(own.recompute) is not None:
-        some = seen.recomputing("none"), seen.recomputing("full")
-        again = {
-            index for begin, kept in zip(own.first_layers, own.first_kept, strict=False)
-            for index in range(begin, kept)
-        }  # fmt: skip
-        layers = [
-            layer_activation(model, layer, training, some[index in again])
-            for index, layer in enumerate(model.layers)
-        ]
-    embedding = Activation(sums.embedding, 0.0, sums.embedding, 0.0, 0.0, 0.0)
-    return LayerActivations(tuple(layers), embedding, sums.head, sums.mtp)
-
-
 def logits_bytes(case: Case) -> float:
     """Return bytes of one microbatch's logits on one GPU, from forward to backward of the head.
 

@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 
 class Tensors(NamedTuple):
-    """Numbers of tensors by actions of every kind and place, shape ``(kinds · places,)``.
+    """Numbers of tensors by actions of every kind and stage, shape ``(kinds · stages,)``.
 
     The fields are those of :class:`~debubble.planner.memory.memory_events.Changes`.
     """
@@ -40,23 +40,17 @@ def tensors_of(schedule: Schedule, runtime: Habits) -> Tensors:
     """Return the tensors that actions bring, or end the life of; kept with the schedule."""
     key = Tensors, runtime.receive_buffers, runtime.sent_until, runtime.keeps_outputs
     if key not in schedule.derived:
-        schedule.derived[key] = _tensors(schedule, runtime)
+        parts = _of_stages(schedule.placement.ranks_of_stages, runtime)
+        schedule.derived[key] = Tensors(*(part.ravel() for part in parts))
     found: Tensors = schedule.derived[key]
     return found
 
 
-def _tensors(schedule: Schedule, runtime: Habits) -> Tensors:
-    homes = np.tile(np.asarray(schedule.placement.table).ravel(), schedule.slices)
-    return Tensors(*(part.ravel() for part in _of_stages(homes, schedule.stages, runtime)))
-
-
-def _of_stages(homes: Integers, count: int, runtime: Habits) -> Tensors:
-    """Return tensors by kinds and places, shape ``(kinds, places)``; `homes` are ranks of places.
-
-    `count` is the number of stages.
-    """
-    stages = np.arange(len(homes)) % count
-    found = Tensors(*np.zeros((len(Tensors._fields), RECOMPUTED_F + 1, len(homes)), dtype=np.int64))
+def _of_stages(homes: Integers, runtime: Habits) -> Tensors:
+    """Return tensors by kinds and stages, shape ``(kinds, stages)``; `homes` are their ranks."""
+    count = len(homes)
+    stages = np.arange(count)
+    found = Tensors(*np.zeros((len(Tensors._fields), RECOMPUTED_F + 1, count), dtype=np.int64))
     for kind, to in boundary_offsets().items():
         # A forward hands its output to the stage after, a backward its gradient to that before.
         comes_from, goes_to = stages - to, stages + to
@@ -91,7 +85,7 @@ def least_tensors(homes: tuple[int, ...], runtime: Habits) -> Integers:
     """
     if not runtime.receive_buffers:
         return np.zeros(len(homes), dtype=np.int64)
-    found = _of_stages(np.array(homes), len(homes), runtime)
+    found = _of_stages(np.array(homes), runtime)
     # F and I stand for all passes of their direction, which hand on the same.
     begin = found.waiting[Kind.F] + found.waiting[Kind.I]
     forward, backward = (

@@ -1,4 +1,4 @@
-"""Memory of every rank over time, in bytes, as a schedule's simulation makes it.
+"""Memory of every rank at its peak, in bytes, as a schedule's simulation makes it.
 
 At any moment a GPU holds weights, gradients and optimizer states
 (:mod:`debubble.planner.memory.state`), the activations of the microbatches in flight
@@ -20,19 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import VOCABULARY_KINDS
 from debubble.core.costs import Costs
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.placement import Placement
-from debubble.core.schedule import Schedule
+from debubble.engine.memory import RECOMPUTED_F
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Training
 from debubble.planner.case import Case
 from debubble.planner.memory._moments_kernel import Changes, Peaks, Rest
 from debubble.planner.memory.activations import logits_bytes, stage_activations
 from debubble.planner.memory.buffers import tensors_of
-from debubble.planner.memory.memory_events import COMPUTES, backwards, heads_of, moments_of
-from debubble.planner.memory.state import TrainingState, head_state, stage_states
+from debubble.planner.memory.memory_events import backwards, moments_of
+from debubble.planner.memory.state import TrainingState, stage_states
 
 Floats = NDArray[np.float64]
 
@@ -87,57 +86,26 @@ class RankMemory:
         return self.room >= 0
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryCurve:
-    """Memory of one rank over time, in bytes per GPU; arrays have shape ``(n,)``."""
-
-    times: Floats
-    """Starts and ends of the rank's actions in turn; amounts are from each time to the next."""
-    positions: NDArray[np.int64]
-    """Position in the schedule of the action that starts or ends at each time; of an overlapped
-    pair that of the first."""
-    activations: Floats
-    buffers: Floats
-    logits: Floats
-    state: TrainingState
-    """Bytes that are there all the time."""
-    fixed: float
-    """The part of the margin that is there all the time."""
-    fragmentation: float
-    """Share of what changes that lies unused between tensors."""
-
-    @property
-    def margin(self) -> Floats:
-        """Bytes that no formula itemizes, from each time on."""
-        return self.fixed + self.fragmentation * (self.activations + self.buffers + self.logits)
-
-    @property
-    def total(self) -> Floats:
-        """The sum of all parts from each time on."""
-        changing: Floats = self.activations + self.buffers + self.logits
-        return changing + self.margin + self.state.total
-
-
 def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
     """Return the largest memory of every rank with its parts, in bytes per GPU.
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
-    schedule, states = timeline.schedule, rank_states(case, timeline.schedule)
-    changes, rest = _changes(case, timeline), _rest(case, states)
-    peaks, _ = moments_of(timeline, changes, rest)
+    states = rank_states(case, timeline.schedule.placement)
+    changes, rest = changes_of(case, timeline), _rest(case, states)
+    peaks = moments_of(timeline, changes, rest)
     rows: Iterator[Any] = map(Peaks._make, zip(*(part.tolist() for part in peaks), strict=True))
     found = []
     for rank, (state, one) in enumerate(zip(states, rows, strict=True)):
         buffered = one.tensors * changes.boundary
         changing = one.activations + buffered + one.logits
-        action = schedule.text_at(one.position)
+        action = timeline.schedule.text_at(one.position)
         found.append(
             RankMemory(
-                rank=rank, peak=one.total, weights=state.weights, gradients=state.gradients,
-                optimizer=state.optimizer, activations=one.activations, buffers=buffered,
-                logits=one.logits, margin=rest.fixed + rest.fragmentation * changing,
-                at=Moment(action, one.time), room=case.gpu.memory - one.total,
+                rank=rank, peak=one.total, **state._asdict(), activations=one.activations,
+                buffers=buffered, logits=one.logits,
+                margin=rest.fixed + rest.fragmentation * changing, at=Moment(action, one.time),
+                room=case.gpu.memory - one.total,
             )
         )  # fmt: skip
     return tuple(found)
@@ -145,8 +113,8 @@ def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
 
 def peaks_of(case: Case, timeline: Timeline) -> Floats:
     """Return the peaks of :func:`memory_of` alone, shape ``(ranks,)``."""
-    rest = _rest(case, rank_states(case, timeline.schedule))
-    found: Floats = moments_of(timeline, _changes(case, timeline), rest)[0].total
+    rest = _rest(case, rank_states(case, timeline.schedule.placement))
+    found: Floats = moments_of(timeline, changes_of(case, timeline), rest).total
     return found
 
 
@@ -160,8 +128,8 @@ def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
     schedule, microbatches = timeline.schedule, case.candidate.microbatches
     if microbatches % schedule.ranks:
         return None
-    changes, rest = _changes(case, timeline), _rest(case, rank_states(case, schedule))
-    peaks, _ = moments_of(timeline, changes, rest)
+    rest = _rest(case, rank_states(case, schedule.placement))
+    peaks = moments_of(timeline, changes_of(case, timeline), rest)
     if np.any(peaks.last < 2 * peaks.groups // 3):
         return None
     grows = peaks.left / schedule.microbatches
@@ -171,43 +139,26 @@ def peaks_with_more(case: Case, timeline: Timeline) -> Floats | None:
     return found
 
 
-def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
-    """Yield memory of every rank over time, see :func:`memory_of`."""
-    schedule, states = timeline.schedule, rank_states(case, timeline.schedule)
-    changes, rest = _changes(case, timeline), _rest(case, states)
-    _, curves = moments_of(timeline, changes, rest, curves=True)
-    begin = 0
-    for rank, state in enumerate(states):
-        heads = heads_of(schedule, rank)
-        times = np.stack([timeline.start[heads], timeline.end[heads]], axis=1).ravel()
-        own = slice(begin, begin + len(times))
-        begin = own.stop
-        yield MemoryCurve(
-            times, np.repeat(heads, 2), curves.activations[own],
-            curves.tensors[own] * changes.boundary, curves.logits[own], state, rest.fixed,
-            rest.fragmentation,
-        )  # fmt: skip
-
-
 def _rest(case: Case, states: Sequence[TrainingState]) -> Rest:
     training = case.training
     held = np.array([state.total for state in states])
     return Rest(held, margin(training), fragmentation(training))
 
 
-def _changes(case: Case, timeline: Timeline) -> Changes:
-    """Return what actions of every kind and place take and free."""
+def changes_of(case: Case, timeline: Timeline) -> Changes:
+    """Return what actions of every kind and stage take and free."""
     schedule, training = timeline.schedule, case.training
+    plain = schedule.slices == schedule.placement.copies == 1 and not timeline.graph.has_copies
+    assert plain, "plans have one copy of the model, whole microbatches, and activations on GPUs"
     own, costs = timeline.table.costs, memory_costs(case)
     if any(getattr(own, name) != costs.get(name, getattr(UNIT, name)) for name in MEMORY_COSTS):
         # Times stay; only what actions take and free is this model's.
         timeline = replace(timeline, table=Costs(**costs).table(schedule))
     return Changes(
         *_activations(case, timeline),
-        *_logits(schedule, logits_bytes(case) / schedule.slices, _held_logits(training)),
+        *_logits(schedule.stages, logits_bytes(case), _held_logits(training)),
         *tensors_of(schedule, training.runtime),
-        stage_activations(case)[0].boundary / schedule.slices,
-        _copied(timeline),
+        stage_activations(case)[0].boundary,
     )
 
 
@@ -266,46 +217,26 @@ def memory_costs(case: Case) -> dict[str, Any]:
     }
 
 
-def rank_states(case: Case, schedule: Schedule) -> list[TrainingState]:
-    """Return weights, gradients and optimizer states of all stages of every rank.
-
-    Bidirectional schedules have two copies of the model, schedules without a flush several versions
-    of the weights. Where the vocabulary is sharded, every rank has its part of the head.
-    """
-    sums = np.zeros((schedule.ranks, 3))
-    parts = [(one.weights, one.gradients, one.optimizer) for one in stage_states(case)]
-    for row in schedule.placement.table:
-        np.add.at(sums, np.array(row), parts)
-    states = [TrainingState(*one) for one in sums.tolist()]
-    if schedule.vocabulary:
-        last = schedule.placement.table[0][-1]
-        for rank in range(schedule.ranks):
-            states[rank] += head_state(case, 1 / schedule.ranks - (rank == last))
-    versions = zip(states, schedule.stored_versions, strict=True)
-    return [
-        replace(state, weights=state.weights * count) if count > 1 else state
-        for state, count in versions
-    ]
+def rank_states(case: Case, placement: Placement) -> list[TrainingState]:
+    """Return weights, gradients and optimizer states of all stages of every rank."""
+    sums = np.zeros((placement.ranks, 3))
+    np.add.at(sums, placement.ranks_of_stages, np.array(stage_states(case)))
+    return [TrainingState(*one) for one in sums.tolist()]
 
 
 def _activations(case: Case, timeline: Timeline) -> tuple[Floats, Floats]:
     """Return activations that actions take and free by the engine, and those of backwards.
 
-    Backwards hold what B and I recompute, and what W needs beyond what is stored. Where copies
-    take and free some, all of the engine's are :func:`_copied`.
+    Backwards hold what B and I recompute, and what W needs beyond what is stored.
     """
-    schedule, use = timeline.schedule, timeline.memory
+    use = timeline.memory
     assert use.lengths is None, "all microbatches of a plan are alike"
     taken, freed = use.at_start.copy(), use.at_end.copy()
-    if timeline.graph.has_copies:
-        taken[:], freed[:] = 0.0, 0.0
     each = stage_activations(case)
     again = np.array([[one.recomputed, one.recomputed_for_input] for one in each]).T
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
-    again, over = again / schedule.slices, over / schedule.slices
     if again.any() or over.any():
         kinds, stages = np.divmod(np.arange(taken.size).reshape(taken.shape), taken.shape[1])
-        stages %= schedule.stages
         split, weights, whole = backwards(
             kinds, stages, case.training.runtime.engine, case.whole_backwards
         )
@@ -318,50 +249,17 @@ def _activations(case: Case, timeline: Timeline) -> tuple[Floats, Floats]:
     return taken.ravel(), freed.ravel()
 
 
-def _copied(timeline: Timeline) -> Floats:
-    """Return changes of activations at the moments of all ranks where copies take and free some."""
-    if not timeline.graph.has_copies:
-        return np.zeros(0)
-    found = []
-    for rank in range(timeline.schedule.ranks):
-        times, held = timeline.memory_curve(rank)
-        steps = np.diff(held, prepend=0.0)
-        taken = steps > 0
-        begins = timeline.start[heads_of(timeline.schedule, rank)]
-        own = np.zeros(2 * len(begins))
-        # In the group that runs then, or ran last before; at least in the first.
-        for which, side in ((taken, 0), (~taken, 1)):
-            ahead = np.searchsorted(begins, times[which], side="left" if side else "right")
-            np.add.at(own, 2 * np.maximum(ahead - 1, 0) + side, steps[which])
-        found.append(own)
-    return np.concatenate(found)
-
-
-def _logits(schedule: Schedule, size: float, share: float) -> tuple[Floats, Floats]:
+def _logits(stages: int, size: float, share: float) -> tuple[Floats, Floats]:
     """Return logits that the head's actions take and free: all of them run, a share stays.
 
     The share stays from the forward to the backward.
     """
-    taken, freed = np.zeros((2, len(COMPUTES), len(schedule.homes)))
-    head = np.arange(taken.shape[1]) % schedule.stages == schedule.stages - 1
-    forwards, backs = HEAD_KINDS
-    if schedule.vocabulary:
-        size /= schedule.ranks
-        head[:] = True
-        forwards, backs = ((kind,) for kind in VOCABULARY_KINDS)
+    taken, freed = np.zeros((2, RECOMPUTED_F + 1, stages))
     held = size * share
-    for kind in forwards:
-        taken[kind, head], freed[kind, head] = size, held - size
-    for kind in backs:
-        taken[kind, head], freed[kind, head] = size - held, -size
+    for kind, to in boundary_offsets().items():
+        here, after = (0.0, held) if to > 0 else (held, 0.0)
+        taken[kind, -1], freed[kind, -1] = size - here, after - size
     return taken.ravel(), freed.ravel()
-
-
-HEAD_KINDS = tuple(
-    tuple(kind for kind, to in boundary_offsets().items() if to == direction)
-    for direction in (1, -1)
-)
-"""Kinds of the head's forwards and backwards."""
 
 
 def _share(part: float, whole: float) -> float:

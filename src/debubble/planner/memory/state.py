@@ -38,10 +38,9 @@ during the step, and unsplit gradients add up in fp32 until the stage's last mic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +55,7 @@ GATHERED_LAYERS = 2
 next."""
 
 
-@dataclass(frozen=True)
-class TrainingState:
+class TrainingState(NamedTuple):
     """Bytes on one GPU, with what replicas gather, or have not split yet, during a step."""
 
     weights: float
@@ -68,25 +66,6 @@ class TrainingState:
     def total(self) -> float:
         """All bytes."""
         return self.weights + self.gradients + self.optimizer
-
-    def __add__(self, other: TrainingState) -> TrainingState:
-        return TrainingState(*map(add, vars(self).values(), vars(other).values()))
-
-
-@dataclass(frozen=True)
-class StageParameters:
-    """Parameters of one stage on one GPU.
-
-    `dense` are those that all replicas share, `experts` those of its routed experts.
-    """
-
-    dense: float
-    experts: float
-
-    @property
-    def total(self) -> float:
-        """All parameters."""
-        return self.dense + self.experts
 
 
 def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
@@ -130,12 +109,13 @@ def _sums(model: Model, tp: int, ep: int) -> NDArray[np.float64]:
     return np.vstack([np.zeros(2), np.cumsum(each[numbers], axis=0)])
 
 
-def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
+def stage_parameters(case: Case) -> NDArray[np.float64]:
     """Return parameters of every stage on one GPU, embedding and head included.
 
-    The first stage has the embedding; the last the final norm and the head. A head that is the
-    embedding's matrix, and multi-token prediction, need a copy of the embedding where their stage
-    is not the first, too; one where both are on one stage.
+    The first column has those that all replicas share, the second those of routed experts; shape
+    ``(stages, 2)``. The first stage has the embedding; the last the final norm and the head. A head
+    that is the embedding's matrix, and multi-token prediction, need a copy of the embedding where
+    their stage is not the first, too; one where both are on one stage.
     """
     own = case.candidate
     return _parameters(case.model, case.training, case.degrees, own.layers, own.mtp_at)
@@ -144,9 +124,11 @@ def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
 @lru_cache(maxsize=16384)
 def _parameters(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], mtp_at: int
-) -> tuple[StageParameters, ...]:
-    found = parameters_of(model, training, degrees, np.array([layers]), mtp_at)[0]
-    return tuple(StageParameters(*stage) for stage in found.tolist())
+) -> NDArray[np.float64]:
+    found: NDArray[np.float64]
+    (found,) = parameters_of(model, training, degrees, np.array([layers]), mtp_at)
+    found.setflags(write=False)
+    return found
 
 
 def parameters_of(
@@ -208,8 +190,7 @@ def _states(
     # What is scattered from buckets is in the margin.
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
     scattered = gradient_bytes(training) * scatters
-    counted = _parameters(model, training, degrees, layers, mtp_at)
-    dense, routed = np.array([(one.dense, one.experts) for one in counted]).T
+    dense, routed = _parameters(model, training, degrees, layers, mtp_at).T
     common = np.array(bytes_per_parameter(training, zero, degrees.dp * degrees.cp))
     apart = np.array(bytes_per_parameter(training, zero, degrees.expert_dp))
     # Weights, gradients and optimizer states in rows.
@@ -234,18 +215,6 @@ def _two_layers(model: Model, tp: int, ep: int, layers: tuple[int, ...]) -> NDAr
         min(GATHERED_LAYERS, own) * max(sizes[end - own : end], default=0.0)
         for own, end in zip(layers, ends[1:], strict=True)
     ])  # fmt: skip
-
-
-def head_state(case: Case, share: float) -> TrainingState:
-    """Return bytes of a share of the head, as :func:`stage_states` count it on the last stage."""
-    tp, replicas = case.degrees.tp, case.degrees.dp * case.degrees.cp
-    count = padded_vocabulary(case.model, case.training, tp) * case.model.hidden / tp
-    return _bytes(share * count, replicas, case.training, case.candidate.zero)
-
-
-def _bytes(count: float, replicas: int, training: Training, zero: int) -> TrainingState:
-    weights, gradients, optimizer = bytes_per_parameter(training, zero, replicas)
-    return TrainingState(count * weights, count * gradients, count * optimizer)
 
 
 def cast_bytes(training: Training, gpu: Gpu) -> float:

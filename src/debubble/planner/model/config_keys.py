@@ -260,12 +260,12 @@ class Keys:
                 )
         return frozenset(items)
 
-    def positive(self, key: str, default: float) -> bool:
-        """Return whether a number is above zero, `default` where there is none."""
-        value = self._fitting(
+    def number(self, key: str, default: float = 0.0) -> float:
+        """Return a number from zero up, `default` where there is none."""
+        value: float | None = self._fitting(
             key, lambda value: type(value) in (int, float) and value >= 0, "give a number from 0 up"
         )
-        return bool((default if value is None else value) > 0)
+        return default if value is None else value
 
     def ignore(self, *keys: str) -> None:
         """Mark keys as read that set no further shape."""

@@ -23,15 +23,12 @@ TEXT = ("thinker_config", "text_config", "llm_config")
 
 def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return the keys of a model's text part, and the names of all others; empty without any."""
-    parts: list[str] = []
-    inner = next((config[key] for key in TEXT if isinstance(config.get(key), Mapping)), None)
-    if inner is None:
-        return config, ""
-    while inner is not None:
+    whole, parts, tied = config, [], "tie_word_embeddings"
+    while inner := [config[key] for key in TEXT if isinstance(config.get(key), Mapping)]:
         parts += [key for key in TOWERS if config.get(key)]
-        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config = {**inner, **outer}
-        inner = next((config[key] for key in TEXT if isinstance(config.get(key), Mapping)), None)
+        config = {**inner[0], **({tied: config[tied]} if tied in config else {})}
+    if config is whole:
+        return config, ""
     return config, ", ".join(dict.fromkeys(parts)) or "all else"
 
 

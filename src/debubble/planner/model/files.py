@@ -120,7 +120,7 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
     """Return the model that keys of our YAML describe; `file` names it unless a key does."""
     keys = Keys(data, file)
     common = {part: keys.take(part) for part in _PARTS}
-    layers = _groups(keys, common)
+    layers, theta = _groups(keys, common), keys.number("rope_theta")
     model = Model(
         keys.word("name", file),
         keys.count("hidden"),
@@ -131,25 +131,13 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
         positions=keys.count("positions", 0, least=0),
         mtp=keys.count("mtp", 0, least=0, most=MOST_LAYERS),
         dropout=keys.flag("dropout"),
-        rope_theta=_theta(keys),
-        rope_share=_share(keys),
+        rope_theta=float(theta) if 1 < theta < MOST_THETA else None,
+        rope_share=float(min(keys.number("rope_share") or 1.0, 1.0)),
         rope_scaling=_scaling(keys),
         activation=keys.word("activation", "silu" if layers[-1].mlp.gated else "gelu"),
     )
     keys.refuse_unknown()
     return model
-
-
-def _theta(keys: Keys) -> float | None:
-    """Return the base of rotary positions, None where there is none."""
-    found = keys.values["rope_theta"] if keys.positive("rope_theta", 0) else 0
-    return float(found) if 1 < found < MOST_THETA else None
-
-
-def _share(keys: Keys) -> float:
-    """Return the share of a head that is rotated."""
-    found = keys.values["rope_share"] if keys.positive("rope_share", 0) else 1.0
-    return min(float(found), 1.0)
 
 
 def _scaling(keys: Keys) -> dict[str, Any]:
@@ -225,8 +213,8 @@ def _part(kind: type[Part], data: Any, where: str) -> Part:
         elif spec.type == "int | None":
             values[spec.name] = keys.optional(spec.name)
         elif spec.type == "float":
-            given = keys.positive(spec.name, 0)
-            values[spec.name] = float(keys.values[spec.name]) if given else spec.default
+            given = keys.number(spec.name)
+            values[spec.name] = float(given) if given else spec.default
         else:
             default = None if spec.default is MISSING else spec.default
             least = 0 if default == 0 or spec.name in ("q_rank", "key_dim") else 1

@@ -29,7 +29,6 @@ from debubble.planner.model.mixers import (
 )
 from debubble.planner.model.recurrences import RECURRENCES
 from debubble.planner.model.rotary import rotary_fields
-from debubble.planner.model.routing import routing_fields
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
@@ -166,7 +165,7 @@ class ConfigReader:
         if all(isinstance(layer.attention, Recurrence) for layer in layers):
             keys.ignore(*ALIASES["heads"], *ALIASES["kv heads"], "head_dim", "attention_bias")
             keys.ignore(*family.window_keys)
-        rates = [keys.positive(key, 0.1) for key in family.dropout]
+        rates = [keys.number(key, 0.1) for key in family.dropout]
         model = Model(
             keys.name,
             self.hidden,
@@ -372,10 +371,18 @@ class ConfigReader:
             vectors=biased * ((matrices - 1) * shared + self.hidden) + projected,
             shared_gate=family.shared_gate and shared > 0,
             router_bias=family.router_bias, bias=family.expert_bias, latent=latent,
-            **(routing_fields(keys.values) if family.router_bias else {}),
+            **(self._routing() if family.router_bias else {}),
         )  # fmt: skip
         check_experts(keys.name, found)
         return found
+
+    def _routing(self) -> dict[str, Any]:
+        """Return groups of experts that routers choose from, and the scale of their output."""
+        names = ("n_group", "topk_group", "routed_scaling_factor")
+        found = (self.keys.values.get(name) for name in names)
+        groups, top, scale = (x if isinstance(x, int | float) and x > 0 else 1 for x in found)
+        groups = int(groups)
+        return {"groups": groups, "group_top_k": min(int(top), groups), "scale": float(scale)}
 
     def _sparse_layers(self) -> list[bool]:
         """Return for every layer whether it has experts."""

@@ -57,6 +57,14 @@ class TokenMixer:
         """Numbers multiplied per pair of tokens: keys' and values' widths over all heads."""
         return 0
 
+    def whole_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
+        """Return parameters that tensor parallelism does not split: norms, the output's bias."""
+        return 0
+
+    def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
+        """Return parameters of the projections to keys and values, whose heads may be copied."""
+        return 0
+
     def core_flops(self, sequence: int) -> float:
         """Return forward FLOPs per token of what multiplies no weights, under a causal mask."""
         return 2 * self.attended(sequence) * self.score_width + self.extra_flops(sequence)
@@ -241,14 +249,6 @@ class Recurrence(TokenMixer):
     def parameters(self, hidden: int) -> int:
         """Return number of parameters, norms before the layer's parts left out."""
         return self.matmul_parameters(hidden) + self.vectors
-
-    def whole_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
-        """Return parameters that tensor parallelism does not split."""
-        return 0
-
-    def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
-        """Return none: no head is there more than once."""
-        return 0
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that every token is multiplied with."""

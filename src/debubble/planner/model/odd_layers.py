@@ -46,22 +46,22 @@ def gemma4_mixer(keys: Keys, hidden: int, kind: str, part: Mixer) -> Mixer:  # n
     return part
 
 
-def _reuses(keys: Keys, index: int) -> bool:
-    """Return whether a layer takes the keys and values of an earlier one."""
+def _reusing(keys: Keys, index: int, layer: Layer) -> Layer:
+    """Return a layer without keys and values if it takes those of an earlier one."""
     shared = keys.count("num_kv_shared_layers", 0, least=0)
-    return bool(shared) and index >= keys.count("num_hidden_layers") - shared
+    if not shared or index < keys.count("num_hidden_layers") - shared:
+        return layer
+    assert isinstance(layer.attention, Attention)
+    return replace(layer, attention=replace(layer.attention, projected=0))
 
 
 def gemma4(keys: Keys, hidden: int, index: int, layer: Layer) -> Layer:
     """Return a layer with inputs of its own, experts next to the dense part, and shared keys."""
     narrow = keys.count("hidden_size_per_layer_input", 0, least=0)
-    layer = replace(layer, vectors=2 * narrow * hidden + hidden * bool(narrow))
-    if _reuses(keys, index):
-        assert isinstance(layer.attention, Attention)
-        layer = replace(layer, attention=replace(layer.attention, projected=0))
-        if keys.flag("use_double_wide_mlp") and isinstance(layer.mlp, Mlp):
-            layer = replace(layer, mlp=replace(layer.mlp, width=2 * layer.mlp.width))
-    keys.ignore("use_double_wide_mlp")
+    own = replace(layer, vectors=2 * narrow * hidden + hidden * bool(narrow))
+    layer, wide = _reusing(keys, index, own), keys.flag("use_double_wide_mlp")
+    if wide and layer is not own and isinstance(layer.mlp, Mlp):
+        layer = replace(layer, mlp=replace(layer.mlp, width=2 * layer.mlp.width))
     if not keys.flag("enable_moe_block"):
         return layer
     experts = Experts(
@@ -76,10 +76,7 @@ def gemma3n(keys: Keys, hidden: int, index: int, layer: Layer) -> Layer:
     narrow, rank = keys.count("hidden_size_per_layer_input"), keys.count("laurel_rank")
     streams = keys.count("altup_num_inputs")
     extra = 2 * narrow * hidden + 2 * rank * hidden + streams * hidden + streams**2 * (streams + 1)
-    if _reuses(keys, index):
-        assert isinstance(layer.attention, Attention)
-        layer = replace(layer, attention=replace(layer.attention, projected=0))
-    return replace(layer, norms=8, vectors=extra)
+    return replace(_reusing(keys, index, layer), norms=8, vectors=extra)
 
 
 def per_layer_inputs(keys: Keys, model: Model) -> Model:

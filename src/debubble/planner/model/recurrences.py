@@ -141,15 +141,10 @@ def matrix_memory(keys: Keys, hidden: int) -> Recurrence:
 
 
 RECURRENCES: Mapping[str, Callable[[Keys, int], Recurrence]] = {
-    "gated_delta": gated_delta,
-    "kimi_delta": kimi_delta,
-    "wide_kimi_delta": wide_kimi_delta,
-    "mamba": mamba,
-    "mamba2": mamba2,
-    "lightning": lightning,
-    "short_convolution": short_convolution,
-    "gated_linear": gated_linear,
-    "receptance": receptance,
-    "matrix_memory": matrix_memory,
-}
+    reader.__name__: reader
+    for reader in (
+        gated_delta, kimi_delta, wide_kimi_delta, mamba, mamba2, lightning, short_convolution,
+        gated_linear, receptance, matrix_memory,
+    )
+}  # fmt: skip
 """Readers by the name that a family's row has."""

@@ -23,37 +23,31 @@ def shape_traps(model: Model, tp: int = 1) -> tuple[str, ...]:
 
     The tensor-parallel degree divides the widths of dense parts.
     """
-    found: dict[str, None] = dict.fromkeys(model.assumed)
-    for attention in model.attentions:
-        if attention.head_dim % VECTOR and not isinstance(attention, Recurrence):
-            found[
-                f"heads have {attention.head_dim} channels, no multiple of {VECTOR}: attention and"
-                f" its projections run well below their speed; {_near(attention.head_dim, VECTOR)}"
-            ] = None
-    for layer in dict.fromkeys(model.layers):
-        mlp = layer.mlp
+    sizes = [
+        (attention.head_dim, VECTOR, f"heads have {attention.head_dim} channels,",
+         "attention and its projections run well below their speed")
+        for attention in model.attentions if not isinstance(attention, Recurrence)
+    ]  # fmt: skip
+    for mlp in (layer.mlp for layer in dict.fromkeys(model.layers)):
+        widths = [("the MLP", mlp.width, tp)]
         if isinstance(mlp, Experts):
             widths = [("experts", mlp.width, 1), ("shared experts", mlp.shared_width, tp)]
-        else:
-            widths = [("the MLP", mlp.width, tp)]
         for name, width, parts in widths:
-            if width % (TILE * parts):
-                per = f" over tp {parts}" if parts > 1 else ""
-                found[
-                    f"the width {width} of {name}{per} is no multiple of {TILE * parts}: its"
-                    f" matrices leave tiles in part empty; {_near(width, TILE * parts)}"
-                ] = None
-    if model.hidden % TILE:
-        found[
-            f"the hidden size {model.hidden} is no multiple of {TILE}: all matrices leave tiles in"
-            f" part empty; {_near(model.hidden, TILE)}"
-        ] = None
+            per = f" over tp {parts}" if parts > 1 else ""
+            text = f"the width {width} of {name}{per} is"
+            sizes.append((width, TILE * parts, text, "its matrices leave tiles in part empty"))
+    text = f"the hidden size {model.hidden} is"
+    sizes.append((model.hidden, TILE, text, "all matrices leave tiles in part empty"))
+    found = [
+        f"{text} no multiple of {multiple}: {effect}; {_near(size, multiple)}"
+        for size, multiple, text, effect in sizes if size % multiple
+    ]  # fmt: skip
     if model.vocabulary % TILE:
-        found[
+        found.append(
             f"the vocabulary of {model.vocabulary} is no multiple of {TILE}: pad the head, as"
             f" Megatron-LM does; {-(-model.vocabulary // TILE) * TILE} would do"
-        ] = None
-    return tuple(found)
+        )
+    return tuple(dict.fromkeys((*model.assumed, *found)))
 
 
 def _near(size: int, multiple: int) -> str:

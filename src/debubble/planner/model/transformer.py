@@ -131,6 +131,7 @@ class Layer:
         return self.mlp if isinstance(self.mlp, Experts) else None
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer.
@@ -195,14 +196,6 @@ class Model:
     def without_layers(self) -> Model:
         """The model without layers and name, for looking up results of one layer."""
         return replace(self, name="", layers=())
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.hidden, self.layers, self.vocabulary, self.tied, self.mtp))
-
-    def __hash__(self) -> int:
-        # Computed once: caches of times and bytes look it up for every plan.
-        return self._hash
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, ...], NDArray[np.int64]]:

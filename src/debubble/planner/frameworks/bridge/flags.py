@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from debubble.planner.case import Case
 from debubble.planner.frameworks.launch import about, comment, nodes, nodes_text
 from debubble.planner.frameworks.megatron.flags import connections, megatron_lines
@@ -72,7 +70,8 @@ def bridge_lines(case: Case) -> list[str]:
     ]
     for name, value in values.items():
         own = RENAMED.get(name, name)
-        lines.append(f"cfg.{OWNER.get(name, 'model')}.{own} = {_python(name, value)}")
+        shown = DTYPES[value] if name.endswith("dtype") else repr(value)
+        lines.append(f"cfg.{OWNER.get(name, 'model')}.{own} = {shown}")
     lines.append("cfg.optimizer.use_distributed_optimizer = cfg.ddp.use_distributed_optimizer")
     if d.pp > 1:
         half = "torch.float16" if case.training.precision == "fp16" else "torch.bfloat16"
@@ -114,9 +113,3 @@ def plan_config() -> ConfigContainer:
 if __name__ == "__main__":
     pretrain(plan_config(), forward_step)
 '''
-
-
-def _python(name: str, value: Any) -> str:
-    if name.endswith("dtype"):
-        return DTYPES[value]
-    return repr(value)

@@ -36,7 +36,7 @@ TRAINING = """\
 
 def primus_lines(case: Case) -> list[str]:
     """Return the overrides with which Primus runs a plan that breaks none of Megatron's rules."""
-    return [f"{name}: {_yaml(value)}" for name, value in plan_values(case).items()]
+    return [f"{name}: {json.dumps(value)}" for name, value in plan_values(case).items()]
 
 
 def plan_values(case: Case) -> dict[str, Any]:
@@ -56,12 +56,8 @@ def primus_file(case: Case) -> str:
         for name in argument_values([line])
     }
     values = defaults | argument_values(shape)
-    lines = [f"{name}: {_yaml(value)}{notes.get(name, '')}" for name, value in values.items()]
+    lines = [f"{name}: {json.dumps(value)}{notes.get(name, '')}" for name, value in values.items()]
     left = [line for line in shape if line.startswith("#")]
     body = "".join(f"      {line}\n" for line in [*lines, *left, *primus_lines(case)])
     head = comment(about(case)) + comment(said_missing(case.model))
     return f"{head}{HEAD}{body}{TRAINING}"
-
-
-def _yaml(value: Any) -> str:
-    return json.dumps(value)

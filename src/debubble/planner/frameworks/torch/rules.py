@@ -72,25 +72,21 @@ def mtp(case: Case) -> Refusal | None:
     return Refusal(text, {"mtp": 0})
 
 
+WIDE_STATE = {
+    "gradient_bytes": (4, "gradients in bf16"),
+    "moment_bytes": (4, "moments in less than fp32"),
+    "offload_optimizer": (False, "an optimizer that alone is offloaded"),
+    "graph_pools": (0.0, "CUDA graphs"),
+}
+"""Fields of a training with the only value that FSDP2 has, and any other one in words."""
+
+
 def wide_state(case: Case) -> Refusal | None:
     """Check that gradients and moments are in fp32, as FSDP2 keeps them, and all on the GPU."""
-    training = case.training
-    for name, only in (
-        ("gradient_bytes", 4), ("moment_bytes", 4), ("offload_optimizer", False),
-        ("graph_pools", 0.0),
-    ):  # fmt: skip
-        if getattr(training, name) != only:
-            return Refusal(f"{NARROW_STATE[name]}", {name: only})
+    for name, (only, other) in WIDE_STATE.items():
+        if getattr(case.training, name) != only:
+            return Refusal(other, {name: only})
     return None
-
-
-NARROW_STATE = {
-    "gradient_bytes": "gradients in bf16",
-    "moment_bytes": "moments in less than fp32",
-    "offload_optimizer": "an optimizer that alone is offloaded",
-    "graph_pools": "CUDA graphs",
-}
-"""Parts that FSDP2 does not have, by field of a training."""
 
 
 def whole_recompute(case: Case) -> Refusal | None:

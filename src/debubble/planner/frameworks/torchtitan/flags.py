@@ -24,7 +24,9 @@ def torchtitan_lines(case: Case) -> list[str]:
     if not sequence_parallel:
         lines.append("--parallelism.no_enable_sequence_parallel")
     if d.pp > 1:
-        lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
+        lines += [f"--{name}={value}" for name, value in schedule_values(case).items()]
+        lines += [f"# {csv_command(case)}"] * (own_name(case) is None)
+        lines += split_lines(own.layers, d.pp, d.chunks)
         lines.append("--training.disable_cuda_graphs")
     lines += [f"--{name}" for name in compiling(case)]
     lines += _notes(case)
@@ -86,12 +88,6 @@ def schedule_values(case: Case) -> dict[str, int | str]:
         "parallelism.pipeline_parallel_schedule": str(placing_name(case.placement)),
         "parallelism.pipeline_parallel_schedule_csv": CSV,
     }
-
-
-def schedule_lines(case: Case) -> list[str]:
-    """Return the flags of the schedule."""
-    lines = [f"--{name}={value}" for name, value in schedule_values(case).items()]
-    return lines + [f"# {csv_command(case)}"] * (own_name(case) is None)
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
