@@ -119,6 +119,6 @@ def test_pytorch_trains_with_our_order(trained: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_configs_can_be_profiled(path: Path) -> None:
-    made = from_config(str(path), 4, rows=2)
-    assert made.x.shape == (2, 64)
+    made, _ = from_config(str(path), 4, rows=2)
+    assert made.data(0)[0].shape == (2, 64)
     assert len(made.stages) == 4

@@ -89,16 +89,16 @@ def _measured(
     if model.lower().endswith(".json"):
         from debubble.torch.models.build import from_config
 
-        made = from_config(model, stages, **of_config)
-        return measure(made.stages, made.loss, made.x, made.y, **options), made.name
+        made, name = from_config(model, stages, **of_config)
+        return measure(made.stages, made.loss, *made.data(0), **options), name
     if not is_function(model):
         raise ParameterError(f"--model is '{model}'; give file.py:function, or a config.json")
     from debubble.torch.models.build import build
 
     path, name = split_target(model)
     with user_code(model, path):
-        own = build(model, stages)
-        return measure(own.stages, own.loss, *own.data(0), **options), name
+        made = build(model, stages)
+        return measure(made.stages, made.loss, *made.data(0), **options), name
 
 
 def _device(name: str) -> str | None:

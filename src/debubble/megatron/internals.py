@@ -11,7 +11,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -169,15 +168,12 @@ class Megatron:
         self, config: Any, chunks: list[Any], tokens: Any, groups: Any, call: MegatronCall
     ) -> None:
         """Call the job's ``finalize_model_grads_func``."""
-        options = {name: getattr(call, name) for name in SINCE_0_16 if name in self._parameters}
+        known = self.signature.parameters
+        options = {name: getattr(call, name) for name in SINCE_0_16 if name in known}
         config.finalize_model_grads_func(
             chunks, tokens if config.calculate_per_token_loss else None,
             pg_collection=groups, **options,
         )  # fmt: skip
-
-    @cached_property
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return self.signature.parameters
 
     def _check(self, name: str, wanted: Iterable[str]) -> None:
         module, _, attribute = name.rpartition(".")

@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -173,16 +173,8 @@ class _Names:
 
 def _arguments(function: Callable[..., Any]) -> Callable[..., Callable[[str], Any]]:
     """Return a function that finds arguments of calls by name; None for one that is not given."""
-    places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
-
-    def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[str], Any]:
-        def given(name: str) -> Any:
-            at = places.get(name, len(args))
-            return args[at] if at < len(args) else kwargs.get(name)
-
-        return given
-
-    return of_call
+    names = list(inspect.signature(function).parameters)
+    return lambda args, kwargs: (kwargs | dict(zip(names, args, strict=False))).get
 
 
 def _named_forward(forward: Callable[..., Any], names: _Names) -> Callable[..., Any]:

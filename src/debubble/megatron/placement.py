@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, partial
 from typing import Any
 
 from debubble.core.errors import DebubbleError, ParameterError
@@ -213,147 +213,114 @@ def is_loop(placement: Placement) -> bool:
 
 def replace_all() -> None:
     """Replace what Megatron asks, also in modules that were imported since the last time."""
-    for name in BY_STAGE:
-        _REPLACED.put(name, _by_stage)
-    for name, ours in OURS.items():
-        _REPLACED.put(name, ours)
+    for name, answer in (dict.fromkeys(BY_STAGE, _of_chunk) | OURS).items():
+        _REPLACED.put(name, partial(_where_placed, answer))
 
 
-def _by_stage(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a chunk that is asked for the stage that the chunk holds."""
-    signature = inspect.signature(own)
+def _where_placed(answer: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that answers by the placement of a job, where that is not Megatron's.
 
-    @wraps(own)
+    The `answer` gets the placement, Megatron's own function, and the arguments of the call.
+    """
+
     def ours(*args: Any, **kwargs: Any) -> Any:
         placed = placed_model()
-        if placed is None:
-            return own(*args, **kwargs)
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        if given.get("ignore_virtual"):
-            # Of the rank: what holds for one of its chunks. The last rank reports losses, too.
-            given["ignore_virtual"] = False
-            chunks = range(placed.placement.chunks)
-            found = any(ours(**(given | {"vp_stage": chunk})) for chunk in chunks)
-            return found or (own.__name__ == REPORTS and own(*args, **kwargs))
-        if given.get("vp_stage") is None:
-            return own(*args, **kwargs)
-        with placed.ask_megatron(placed.stage(given["vp_stage"], given.get("pp_rank"))) as place:
-            rank, given["vp_stage"] = place
-            if "pp_rank" in given:
-                given["pp_rank"] = rank
-            return own(*call.args, **call.kwargs)
+        return own(*args, **kwargs) if placed is None else answer(placed, own, *args, **kwargs)
 
     return ours
+
+
+_signature = cache(inspect.signature)
+
+
+def _of_chunk(placed: PlacedModel, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Ask about a chunk as about the stage that it holds."""
+    call = _signature(own).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    if given.get("ignore_virtual"):
+        # Of the rank: what holds for one of its chunks. The last rank reports losses, too.
+        given["ignore_virtual"] = False
+        chunks = range(placed.placement.chunks)
+        found = any(_of_chunk(placed, own, **(given | {"vp_stage": chunk})) for chunk in chunks)
+        return found or (own.__name__ == REPORTS and own(*args, **kwargs))
+    if given.get("vp_stage") is None:
+        return own(*args, **kwargs)
+    with placed.ask_megatron(placed.stage(given["vp_stage"], given.get("pp_rank"))) as place:
+        rank, given["vp_stage"] = place
+        if "pp_rank" in given:
+            given["pp_rank"] = rank
+        return own(*call.args, **call.kwargs)
 
 
 REPORTS = "is_pipeline_last_stage"
 """Function that Megatron's training loop asks if it has losses to report."""
 
 
-def _pp_first(own: Callable[..., bool]) -> Callable[..., bool]:
-    @wraps(own)
-    def is_pp_first_stage(pp_group: Any) -> bool:
-        placed = placed_model()
-        if placed is None:
-            return own(pp_group)
-        return bool(pp_group.rank() == placed.ends[0])
-
-    return is_pp_first_stage
+def _pp_first(placed: PlacedModel, _: Callable[..., bool], pp_group: Any) -> bool:
+    return bool(pp_group.rank() == placed.ends[0])
 
 
-def _pp_last(own: Callable[..., bool]) -> Callable[..., bool]:
-    @wraps(own)
-    def is_pp_last_stage(pp_group: Any) -> bool:
-        # With `is_vp_last_stage` it is the last stage; alone also the rank that reports losses.
-        placed = placed_model()
-        return own(pp_group) or (placed is not None and pp_group.rank() == placed.ends[1])
-
-    return is_pp_last_stage
+def _pp_last(placed: PlacedModel, own: Callable[..., bool], pp_group: Any) -> bool:
+    # With `is_vp_last_stage` it is the last stage; alone also the rank that reports losses.
+    return own(pp_group) or bool(pp_group.rank() == placed.ends[1])
 
 
-def _vp_last(own: Callable[..., bool]) -> Callable[..., bool]:
-    @wraps(own)
-    def is_vp_last_stage(vp_stage: int, vp_size: int | None) -> bool:
-        placed = placed_model()
-        if placed is None or vp_stage is None or vp_size is None:
-            return own(vp_stage, vp_size)
-        return placed.stage(vp_stage) == placed.placement.stages - 1
-
-    return is_vp_last_stage
+def _vp_last(
+    placed: PlacedModel, own: Callable[..., bool], vp_stage: int, vp_size: int | None
+) -> bool:
+    if vp_stage is None or vp_size is None:
+        return own(vp_stage, vp_size)
+    return placed.stage(vp_stage) == placed.placement.stages - 1
 
 
-def _last_rank(own: Callable[..., int]) -> Callable[..., int]:
-    @wraps(own)
-    def get_pp_last_rank(pp_group: Any) -> int:
-        placed = placed_model()
-        if placed is None:
-            return own(pp_group)
-        from torch import distributed as dist
+def _last_rank(placed: PlacedModel, _: Callable[..., int], pp_group: Any) -> int:
+    from torch import distributed as dist
 
-        return dist.get_global_rank(pp_group, placed.ends[1])
-
-    return get_pp_last_rank
+    return dist.get_global_rank(pp_group, placed.ends[1])
 
 
-def _set_up_embeddings(own: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(own)
-    def setup_embeddings_and_output_layer(self: Any) -> None:
-        placed = placed_model()
-        if placed is None:
-            own(self)
-            return
-        first, last = placed.ends
-        if first == last:
-            # No other rank has a copy: Megatron has nothing to send.
-            self.embd_group = None
-        elif placed.ends != (0, placed.placement.ranks - 1) and embedding_weight(self) is not None:
-            raise ParameterError(
-                f"the first stage is on rank {first} and the last on rank {last}, and the "
-                "embedding is in both; Megatron shares it among the first and the last rank: "
-                "untie the weights, or use a V or a loop"
-            )
-        own(self)
-        if first == last and embedding_weight(self) is not None:
-            if self.pre_process:
-                placed.keep_embedding(self)
-            else:
-                placed.copy_embedding(self)
-
-    return setup_embeddings_and_output_layer
+def _set_up_embeddings(placed: PlacedModel, own: Callable[[Any], None], model: Any) -> None:
+    first, last = placed.ends
+    if first == last:
+        # No other rank has a copy: Megatron has nothing to send.
+        model.embd_group = None
+    elif placed.ends != (0, placed.placement.ranks - 1) and embedding_weight(model) is not None:
+        raise ParameterError(
+            f"the first stage is on rank {first} and the last on rank {last}, and the "
+            "embedding is in both; Megatron shares it among the first and the last rank: "
+            "untie the weights, or use a V or a loop"
+        )
+    own(model)
+    if first == last and embedding_weight(model) is not None:
+        if model.pre_process:
+            placed.keep_embedding(model)
+        else:
+            placed.copy_embedding(model)
 
 
-def _reduce_embeddings(own: Callable[..., None]) -> Callable[..., None]:
-    @wraps(own)
-    def _allreduce_word_embedding_grads(model: list[Any], config: Any, *groups: Any) -> None:
-        placed = placed_model()
-        if placed is None or placed.ends[0] != placed.ends[1]:
-            own(model, config, *groups)
-            return
-        ends = [embedding_weight(model[at]) for at in (0, -1)]
-        gradients = [gradient_of(weight) for weight in ends if weight is not None]
-        if len(gradients) == 2 and None not in gradients:
-            gradients[0].add_(gradients[1])
-            gradients[1].copy_(gradients[0])
-
-    return _allreduce_word_embedding_grads
+def _reduce_embeddings(
+    placed: PlacedModel, own: Callable[..., None], model: list[Any], config: Any, *groups: Any
+) -> None:
+    if placed.ends[0] != placed.ends[1]:
+        own(model, config, *groups)
+        return
+    ends = [embedding_weight(model[at]) for at in (0, -1)]
+    gradients = [gradient_of(weight) for weight in ends if weight is not None]
+    if len(gradients) == 2 and None not in gradients:
+        gradients[0].add_(gradients[1])
+        gradients[1].copy_(gradients[0])
 
 
-def _share_batch(own: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(own)
-    def get_batch_on_this_tp_rank(*args: Any, **kwargs: Any) -> Any:
-        # Megatron shares all of a batch where MTP is, else what the rank's one end needs.
-        placed = placed_model()
-        rank = parallel_state().get_pipeline_model_parallel_rank()
-        if placed is not None and placed.ends == (rank, rank):
-            kwargs["mtp_on_this_rank"] = True
-        return own(*args, **kwargs)
-
-    return get_batch_on_this_tp_rank
+def _share_batch(placed: PlacedModel, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Megatron shares all of a batch where MTP is, else what the rank's one end needs.
+    rank = parallel_state().get_pipeline_model_parallel_rank()
+    if placed.ends == (rank, rank):
+        kwargs["mtp_on_this_rank"] = True
+    return own(*args, **kwargs)
 
 
-OURS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+OURS: dict[str, Callable[..., Any]] = {
     "pipeline_parallel.utils.is_pp_first_stage": _pp_first,
     "pipeline_parallel.utils.is_pp_last_stage": _pp_last,
     "pipeline_parallel.utils.is_vp_last_stage": _vp_last,

@@ -65,28 +65,23 @@ class MegatronStep:
             return config.grad_scale_func(output)
         return output
 
-    def timed(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that one of the job's timers measures."""
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measure what runs inside by one of the job's timers."""
         timers = self.config.timers
-        return nullcontext() if timers is None else _Timer(timers, name)
+        if timers is None:
+            yield
+            return
+        timers(name, log_level=2).start()
+        try:
+            yield
+        finally:
+            timers(name).stop()
 
     @property
     def store(self) -> list[Any]:
         """Return the records of all losses, by microbatch."""
         return [part for unit in sorted(self.results) for part in self.results[unit]]
-
-
-class _Timer:
-    """A range of one of Megatron's timers."""
-
-    def __init__(self, timers: Any, name: str) -> None:
-        self._timers, self._name = timers, name
-
-    def __enter__(self) -> None:
-        self._timers(self._name, log_level=2).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timers(self._name).stop()
 
 
 class ByMicrobatch:

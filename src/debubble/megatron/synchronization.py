@@ -20,11 +20,8 @@ class GradientSync:
 
     def __init__(self, config: Any, chunks: Sequence[Any]) -> None:
         self._chunks = chunks
-        self._no_sync = _several(config.no_sync_func)
-        starts = config.grad_sync_func
-        self._starts: list[Callable[..., Any]] | None = None
-        if starts is not None:
-            self._starts = list(starts) if isinstance(starts, list) else [starts] * len(chunks)
+        self._no_sync = _listed(config.no_sync_func, 1)
+        self._starts = _listed(config.grad_sync_func, len(chunks))
         self._held = ExitStack()
 
     def __enter__(self) -> GradientSync:
@@ -37,7 +34,7 @@ class GradientSync:
     @contextmanager
     def last(self, chunk: int, whole: bool) -> Iterator[None]:
         """Run the last action of a chunk that adds gradients."""
-        if whole and self._starts is None:
+        if whole and not self._starts:
             self._held.close()
             yield
             self._hold()
@@ -45,7 +42,7 @@ class GradientSync:
         yield
         self._held.close()
         part = self._chunks[chunk]
-        if self._starts is not None:
+        if self._starts:
             self._starts[chunk](part.parameters())
         elif overlaps_reduction(part):
             start_grad_sync(part)
@@ -63,12 +60,8 @@ class ParameterSync:
     """
 
     def __init__(self, config: Any, chunks: Sequence[Any], first_forwards: Sequence[int]) -> None:
-        starts = config.param_sync_func
-        if starts is None or len(chunks) == 1:
-            # Without other chunks, Megatron leaves it to the hooks of the modules.
-            self._starts: list[Callable[..., Any]] = []
-        else:
-            self._starts = list(starts) if isinstance(starts, list) else [starts] * len(chunks)
+        # Without other chunks, Megatron leaves it to the hooks of the modules.
+        self._starts = _listed(config.param_sync_func, len(chunks)) if len(chunks) > 1 else []
         self._chunks, self._coming = chunks, list(first_forwards)
         self.begin()
 
@@ -79,7 +72,8 @@ class ParameterSync:
             self._starts[chunk](self._chunks[chunk].parameters())
 
 
-def _several(functions: Any) -> list[Callable[[], Any]]:
+def _listed(functions: Any, count: int) -> list[Callable[..., Any]]:
+    """Return functions that a job gives, or `count` times the one that it gives."""
     if functions is None:
         return []
-    return list(functions) if isinstance(functions, list) else [functions]
+    return list(functions) if isinstance(functions, list) else [functions] * count

@@ -13,23 +13,23 @@ ranks, so that ranks never wait for each other in a circle.
 
 from __future__ import annotations
 
-import heapq
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from debubble.core.actions import Kind, computes, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Kind, kinds_of
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import SEND_KINDS
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import UNIT_COSTS
 from debubble.engine.timeline import simulate
 from debubble.interchange.files import is_file_name
 from debubble.interchange.layouts import in_v
-from debubble.lowering.transfers import add_transfers
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.setup import find_schedule
 
 INSTRUCTIONS = {
@@ -186,12 +186,21 @@ def steps_of(schedule: Schedule, rank: int) -> tuple[list[list[Instruction]], in
     v, count = schedule.chunks > 1, schedule.microbatches
     last = schedule.stages - 1
     ends = {0} if v else {0, last}  # in a V one rank holds both ends and loads once
-    buffers = _Buffers()
+    held: dict[int, int] = {}
+    """Buffers of microbatches that are under way; the smallest that is free comes next."""
+    buffers = 2 * count if v else 0
     programs, length = _timed(schedule)
     steps: list[list[Instruction]] = [[] for _ in range(length + 1)]
-    for time, kind, stage, microbatch in programs[rank]:
+    for time, step in programs[rank]:
+        kind, stage, microbatch = step.kind, step.stage, step.unit
         phase = int(stage >= schedule.ranks) if v else None
-        buffer = phase * count + microbatch if phase is not None else buffers.of(microbatch)
+        if phase is not None:
+            buffer = phase * count + microbatch
+        else:
+            if microbatch not in held:
+                held[microbatch] = min(set(range(len(held) + 1)) - set(held.values()))
+            buffer = held[microbatch]
+            buffers = max(buffers, buffer + 1)
         if kind == Kind.F and stage in ends:
             steps[time].append(Instruction(LOAD, buffer, microbatch=microbatch))
         steps[time].append(Instruction(INSTRUCTIONS[kind], buffer, phase))
@@ -199,79 +208,35 @@ def steps_of(schedule: Schedule, rank: int) -> tuple[list[list[Instruction]], in
             # Alone in its batch, a message stands where the shared order has it.
             steps[time].append(Instruction(COMMIT))
         if not v and (kind == Kind.SEND_B or (kind == Kind.B and stage == 0)):
-            buffers.free(microbatch)
+            del held[microbatch]
     steps[-1] += map(Instruction, AT_THE_END)
-    return steps, 2 * count if v else buffers.count
+    return steps, buffers
 
 
-class _Buffers:
-    """Buffers of microbatches that are under way: the smallest number that is free."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._free: list[int] = []
-        self._held: dict[int, int] = {}
-
-    def of(self, microbatch: int) -> int:
-        """Return the buffer of a microbatch; a free one where it has none yet."""
-        if microbatch not in self._held:
-            if not self._free:
-                self._free, self.count = [self.count], self.count + 1
-            self._held[microbatch] = heapq.heappop(self._free)
-        return self._held[microbatch]
-
-    def free(self, microbatch: int) -> None:
-        """Give the buffer of a microbatch back."""
-        heapq.heappush(self._free, self._held.pop(microbatch))
-
-
-Timed = list[tuple[int, Kind, int, int]]
-"""Time, kind, stage and microbatch of a rank's actions."""
-
-
-def _timed(schedule: Schedule) -> tuple[list[Timed], int]:
+def _timed(schedule: Schedule) -> tuple[list[list[tuple[int, ProgramStep]]], int]:
     """Return the actions of all ranks with transfers and times, and the makespan.
 
     The time of a transfer is the start of the first action after it on its two ranks.
     """
     timeline = simulate(schedule, UNIT_COSTS)
     length = round(timeline.makespan)
-    lowered = add_transfers(schedule, policy="queued")
-    computing = computes(kinds_of(lowered.actions))
-    time = np.full(len(lowered), length)
-    time[computing] = np.rint(timeline.start).astype(np.int64)
-    programs: list[Timed] = []
-    meetings: dict[tuple[Kind, int, int], int] = {}
-    for rank in range(lowered.ranks):
-        begin, end = lowered.offsets[rank : rank + 2]
+    plan = ExecutionPlan.of(schedule, policy="queued")
+    time = np.full(len(plan.lowered), length)
+    time[plan.positions] = np.rint(timeline.start).astype(np.int64)
+    starts: dict[tuple[Kind, int, int], int] = {}
+    for program, (begin, end) in zip(plan.programs, pairwise(plan.lowered.offsets), strict=True):
         # Transfers take the time of what follows them.
         times = np.minimum.accumulate(time[begin:end][::-1])[::-1].tolist()
-        codes = lowered.actions[begin:end]
-        rows = zip(
-            times, map(Kind, kinds_of(codes).tolist()), stages_of(codes).tolist(),
-            microbatches_of(codes).tolist(), strict=True,
-        )  # fmt: skip
-        programs.append(list(rows))
-        for at, kind, stage, microbatch in programs[-1]:
-            if kind not in COMPUTE:
-                key = _message(kind, stage, microbatch)
-                meetings[key] = min(at, meetings.get(key, length))
-    return [
-        [
-            (at if kind in COMPUTE else meetings[_message(kind, stage, unit)], kind, stage, unit)
-            for at, kind, stage, unit in program
-        ]
-        for program in programs
-    ], length
+        for at, step in zip(times, program, strict=True):
+            starts[_both_ends(step)] = min(at, starts.get(_both_ends(step), length))
+    timed = [[(starts[_both_ends(step)], step) for step in program] for program in plan.programs]
+    return timed, length
 
 
-def _message(kind: Kind, stage: int, microbatch: int) -> tuple[Kind, int, int]:
-    """Return a name for a message, the same for its send and its receive."""
-    if kind in SEND_KINDS:
-        return kind, stage, microbatch
-    return (Kind.SEND_F, stage - 1, microbatch) if kind == Kind.RECV_F else (
-        Kind.SEND_B, stage + 1, microbatch
-    )  # fmt: skip
+def _both_ends(step: ProgramStep) -> tuple[Kind, int, int]:
+    """Return a name for an action, the same for a send and its receive."""
+    end = step.other_end if KINDS[step.kind].receives else step
+    return end.kind, end.stage, end.unit
 
 
 def _functions(

@@ -217,7 +217,8 @@ class Pipeline(Measured):
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
-        return (loss, self._joined(batch.outputs or {})) if return_outputs else loss
+        joined = join_outputs(batch.outputs or {}, self.schedule.slices)
+        return (loss, joined) if return_outputs else loss
 
     def eval(
         self,
@@ -251,7 +252,8 @@ class Pipeline(Measured):
             append_results(losses, found, batch.targets)
             append_results(metrics, batch.metrics or {}, batch.targets)
             loss = self._mean(found, batch.weights)
-        return (loss, self._joined(outputs)) if return_outputs else loss
+        joined = join_outputs(outputs, self.schedule.slices)
+        return (loss, joined) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another schedule from now on, with the same stages on the same ranks.
@@ -400,9 +402,6 @@ class Pipeline(Measured):
         watch = StoreWatch.of(ranks, text, lambda group: ranks.abort(group=group and through))
         weakref.finalize(self, watch.stop)
         return watch
-
-    def _joined(self, outputs: Mapping[int, Any]) -> Any:
-        return join_outputs(outputs, self.schedule.slices)
 
     def _mean(self, losses: Mapping[int, Tensor], weights: Sequence[float]) -> Tensor:
         self._watch.set_waiting()

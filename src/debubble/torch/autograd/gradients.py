@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.engine.vocabulary import LAYERS
 from debubble.torch.errors import RunError
-from debubble.torch.models.modules import bare, bare_name, is_dtensor, is_sharded
+from debubble.torch.models.modules import bare, is_dtensor, is_sharded, names_of
 from debubble.torch.ranks.process_group import Ranks
 
 
@@ -32,15 +32,6 @@ class SharedWeight:
     """All ranks that have it, in ascending order."""
     source: int
     """Rank whose values count."""
-
-
-def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
-    """Return parameters by stage and name, as ``state_dict`` of a pipeline names them."""
-    return {
-        f"{stage}.{bare_name(name)}": weight
-        for stage, module in modules.items()
-        for name, weight in bare(module).named_parameters(remove_duplicate=False)
-    }
 
 
 def find_shared_weights(

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
@@ -22,12 +22,6 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
         if storage.nbytes():
             found[storage.data_ptr()] = storage.nbytes()
     return found
-
-
-def parameters_and_buffers(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 @cache

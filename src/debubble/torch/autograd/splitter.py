@@ -11,9 +11,10 @@ saved is released when it is over. Vectors with hooks are left to W, as noting a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import Any, TypeAlias
 
 import torch
@@ -241,20 +242,10 @@ def _spent(
     ]  # fmt: skip
 
 
-def _order(rows: _Rows) -> list[int]:
+def _order(rows: _Rows) -> Iterable[int]:
     """Return the numbers of all nodes, children before parents."""
-    done: list[int] = []
-    seen: set[int] = set()
-    stack = [(number, False) for number in range(len(rows))]
-    while stack:
-        number, left = stack.pop()
-        if left:
-            done.append(number)
-        elif number not in seen:
-            seen.add(number)
-            stack.append((number, True))
-            stack += [(child, False) for child, _ in rows[number][1] if isinstance(child, int)]
-    return done
+    below = ([child for child, _ in children if isinstance(child, int)] for _, children in rows)
+    return TopologicalSorter(dict(enumerate(below))).static_order()
 
 
 def _path(rows: _Rows, ends: set[int]) -> set[int]:

@@ -31,7 +31,6 @@ from debubble.torch.engine.tasks import (
     InputKey,
     Pairs,
     Task,
-    bounds_of_groups,
     find_answers,
     find_moves,
     make_tasks,
@@ -101,10 +100,6 @@ class OwnEngine:
         self._moves = find_moves(self.program)
         self._answers = find_answers(plan, self.ranks.rank)
         self._tasks = make_tasks(plan, self.ranks.rank, HANDLERS)
-        self._forwards = [
-            [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
-            for bounds in bounds_of_groups(self.program)
-        ]
         self._batch, self._training = StepData(), True
         self._pairs = Pairs(
             self.ranks.device,
@@ -150,19 +145,17 @@ class OwnEngine:
         if last is not None:
             last.outputs = kept if outputs or self.shard is not None else None
         with torch.no_grad():
-            for indices in self._forwards:
-                if indices and self.program[indices[0]].kind != Kind.F:
-                    self._transfer(indices)
+            for part in self._tasks:
+                if isinstance(part, range):
+                    indices = [at for at in part if self.program[at].kind in FORWARD_KINDS]
+                    if indices:
+                        self._transfer(indices)
                     continue
-                for index in indices:
-                    step, operand = self.program[index], None
-                    if step.stage > 0:
-                        operand = self._take((FORWARD, step.stage, step.unit), index)
-                    self.watch.position, self.watch.state = index, RankState.RUNNING
-                    if step.stage in self.setup.skips.arriving:
-                        key = CARRIED, step.stage, step.unit
-                        self._came[key] = self._take(key, index)
-                    self._forward(step, operand)
+                for task in part:
+                    if task.step.kind == Kind.F:
+                        operand = self._take_inputs(task)
+                        self.watch.position, self.watch.state = task.place, RankState.RUNNING
+                        self._forward(task.step, operand)
         self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
         losses = self._losses()
@@ -226,12 +219,10 @@ class OwnEngine:
         watch, recorder, index = self.watch, self.recorder, task.place
         watch.position, watch.state = index, RankState.RUNNING
         recorder.begin(index)
+        end = time.perf_counter() + task.pace
+        task.run(self, task.step, operand)
         if task.pace:
-            end = time.perf_counter() + task.pace
-            task.run(self, task.step, operand)
             sleep_until(end, self.ranks.device)
-        else:
-            task.run(self, task.step, operand)
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
@@ -342,10 +333,7 @@ class OwnEngine:
 
     def _wait_for(self, task: Task) -> Any:
         """Wait for all that an action's kind needs; return the input of its computation."""
-        found = None if task.takes is None else self._take(task.takes, task.place)
-        # A recompute may have waited for the gradient before.
-        if task.carried is not None and task.carried not in self._came:
-            self._came[task.carried] = self._take(task.carried, task.place)
+        found = self._take_inputs(task)
         key = (task.step.stage, task.step.unit)
         for need in task.rest:
             if Kind.RELOAD in need.kinds:
@@ -360,6 +348,14 @@ class OwnEngine:
             else:
                 self._wait(task.place)
                 self.ranks.agree(self.schedule.sync)
+        return found
+
+    def _take_inputs(self, task: Task) -> Any:
+        """Wait for results of other stages; return that of a neighbor, and keep a carried one."""
+        found = None if task.takes is None else self._take(task.takes, task.place)
+        # A recompute may have waited for the gradient before.
+        if task.carried is not None and task.carried not in self._came:
+            self._came[task.carried] = self._take(task.carried, task.place)
         return found
 
     def _of_shard(self, task: Task, need: Need) -> Any:

@@ -100,18 +100,18 @@ class Skips:
         parts = self.leaving.get(stage)
         if parts is None:
             return output, None
+        named = isinstance(output, Mapping)
+        there = range(len(output)) if isinstance(output, tuple | list) else output if named else ()
         found = {}
         for part, keyword in parts:
-            place = isinstance(part, int) and isinstance(output, tuple | list)
-            if part in (range(len(output)) if place else output if _is_dict(output) else ()):
-                found[keyword] = output[part]
-            else:
+            if part not in there:
                 raise RunError(
                     f"carry names '{stage}.{part}', and stage {stage} returned {_kind(output)}; "
                     "return a dict with that key, or name a place in a tuple"
                 )
+            found[keyword] = output[part]
         taken = {part for part, _ in parts}
-        if isinstance(output, Mapping):
+        if named:
             return {key: item for key, item in output.items() if key not in taken}, found
         return tuple(item for place, item in enumerate(output) if place not in taken), found
 
@@ -165,10 +165,6 @@ def _keywords_of(module: nn.Module) -> list[str] | None:
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
     return [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
-
-
-def _is_dict(output: Any) -> bool:
-    return isinstance(output, Mapping)
 
 
 def _kind(output: Any) -> str:

@@ -23,7 +23,7 @@ from debubble.torch.data.batch import (
     take_metrics,
     zero_of,
 )
-from debubble.torch.data.tree import Leaf, TreeForm, arguments, mapped, put_together, take_apart
+from debubble.torch.data.tree import TreeForm, arguments, mapped, put_together, take_apart
 from debubble.torch.engine.finite import FiniteCheck
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.skips import NO_SKIPS, Skips
@@ -258,19 +258,17 @@ class Stage:
 
     def _run(self, unit: int, held: UnitState, graph: bool) -> StageOutput | None:
         given = held.given
-        trains = self.trains
+        trains = self.trains or any(
+            leaf.carries for part in (given.args, given.carried) if isinstance(part, StageOutput)
+            for leaf in part.form.tensors
+        )  # fmt: skip
         inputs: list[Tensor] = []
         split = self.splits and not self.fuses
-        kwargs = given.kwargs
-        if isinstance(given.args, StageOutput):
-            tensors, form, _ = given.args
-            args = arguments(put_together(_leaves(tensors, form, graph, inputs, split), form))
-            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
-        else:
-            args = given.args
+        args, kwargs = given.args, given.kwargs
+        if isinstance(args, StageOutput):
+            args = arguments(_with_leaves(args, graph, inputs, split))
         if given.carried is not None:
-            tensors, form, _ = given.carried
-            came = put_together(_leaves(tensors, form, graph, inputs, split), form)
+            came = _with_leaves(given.carried, graph, inputs, split)
             twice = next((name for name in came if name in kwargs), None)
             if twice is not None:
                 raise RunError(
@@ -278,7 +276,6 @@ class Stage:
                     "leave it out of the step, or carry it under another name"
                 )
             kwargs = {**kwargs, **came}
-            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
         # Keys and values of the slices before this one, slice by slice.
         earlier = [self._memory[other] for other in range(unit - unit % self.slices, unit)]
         keys: list[Tensor] = []
@@ -386,23 +383,21 @@ class Stage:
         return roots, seeds
 
 
-def _leaves(
-    tensors: Sequence[Tensor], form: TreeForm, graph: bool, inputs: list[Tensor], split: bool
-) -> list[Tensor]:
-    """Return the leaves that a graph begins at; those that carry gradients also go to `inputs`.
+def _with_leaves(output: StageOutput, graph: bool, inputs: list[Tensor], split: bool) -> Any:
+    """Return another stage's output for a graph; leaves that carry gradients go to `inputs`.
 
     I of a `split` backward may take the numbers out of `inputs`: the module gets views.
     """
     if not graph:
-        return list(tensors)
+        return put_together(output.tensors, output.form)
     found = []
-    for tensor, leaf in zip(tensors, form.tensors, strict=True):
+    for tensor, leaf in zip(output.tensors, output.form.tensors, strict=True):
         own = tensor.detach()
         if leaf.carries:
             inputs.append(own.requires_grad_())
             own = own.view_as(own) if split else own
         found.append(own)
-    return found
+    return put_together(found, output.form)
 
 
 def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:

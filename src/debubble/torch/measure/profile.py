@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.units import rough_percent
+from debubble.core.units import rough_percent, whole_number
 from debubble.interchange.cost_files import parse_costs, save_costs
-from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
+from debubble.torch.autograd.saved_tensors import SavedTensors, storages
 from debubble.torch.data.batch import check_loss_value, take_metrics
 from debubble.torch.data.tree import arguments, differentiable, mapped, moved_to, tensors_of
 from debubble.torch.measure.single_stage import Flops, SingleStage, Stopwatch, layer_parts
@@ -33,6 +33,7 @@ from debubble.torch.measure.stage_measures import (
     measures_table,
 )
 from debubble.torch.models.modules import (
+    CHECKPOINTED,
     HOOKED,
     custom_function,
     reason_fused,
@@ -41,8 +42,6 @@ from debubble.torch.models.modules import (
 )
 
 STEPS, WARM_UP = 20, 3
-
-CHECKPOINTED = "it is checkpointed, and I and W would each compute the forward again"
 
 TWICE = 1.05
 """FLOPs of I and W as multiples of B's from which on they do some work twice."""
@@ -273,7 +272,7 @@ def _flops(part: SingleStage) -> dict[str, int]:
 
 def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
     """Return the bytes of one further microbatch: tensors that two of them share do not count."""
-    saved = SavedTensors(parameters_and_buffers(part.module))
+    saved = SavedTensors([*part.module.parameters(), *part.module.buffers()])
     with saved.watch():
         before = part.forward(split=split, own=True)
         saved.share(before.args)
@@ -308,8 +307,7 @@ def _peak(part: SingleStage, device: torch.device) -> int | None:
 
 
 def _check(stages: Sequence[nn.Module], steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ParameterError(f"steps is {steps!r}; give a whole number from 1 up")
+    whole_number("steps", steps)
     if isinstance(stages, nn.Module) and not isinstance(stages, nn.ModuleList | nn.Sequential):
         raise ParameterError("stages is one module; give a list with one per stage")
     if not len(stages):

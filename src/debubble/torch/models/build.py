@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -196,24 +196,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
           "float64": torch.float64}  # fmt: skip
 
 
-class ConfiguredModel(NamedTuple):
-    """Stages of a model, its loss, and one microbatch."""
-
-    stages: list[nn.Module]
-    loss: Callable[[Any, Any], Tensor]
-    x: Tensor
-    y: Tensor
-    name: str
-
-
 def from_config(
     path: str, stages: int, *, rows: int = 1, tokens: int | None = None, dtype: str | None = None
-) -> ConfiguredModel:
-    """Make the model of a ``config.json``, cut into stages, with random weights and random tokens.
+) -> tuple[StagedModel, str]:
+    """Make the model of a ``config.json``, cut into stages, and its name.
 
-    A microbatch has `rows` sequences of `tokens`, by default at most :data:`LONGEST`; weights have
-    the config's type by default, or float32. Raises FormatError for a file that is no such config,
-    ParameterError for sizes or types, and DebubbleError without transformers.
+    Weights and tokens are random. A microbatch has `rows` sequences of `tokens`, by default at most
+    :data:`LONGEST`; weights have the config's type by default, or float32. Raises FormatError for a
+    file that is no such config, ParameterError for sizes or types, and DebubbleError without
+    transformers.
     """
     config = _config(path)
     most = int(getattr(config, "max_position_embeddings", LONGEST))
@@ -234,7 +225,7 @@ def from_config(
 
     count = sum(p.numel() for p in model.parameters())
     name = f"{config.model_type}, {count:,} parameters, {rows} x {tokens} tokens, {kind}"
-    return ConfiguredModel(split(model, stages), loss, x, x, name.replace("torch.", ""))
+    return StagedModel(split(model, stages), loss, lambda _: (x, x)), name.replace("torch.", "")
 
 
 def _config(path: str) -> Any:

@@ -51,9 +51,7 @@ class Family:
 
     def body_of(self, model: Any) -> Any:
         """Return the body of a model."""
-        for name in self.body:
-            model = getattr(model, name)
-        return model
+        return model.get_submodule(".".join(self.body))
 
 
 class Absent(nn.Module):
@@ -106,10 +104,7 @@ def find_family(model: Any) -> Family:
     """
     kind = kind_of(model)
     path = _path_of_body(model, kind)
-    body = model
-    for name in path:
-        body = getattr(body, name)
-    layers = _layers_of(body)
+    layers = _layers_of(model.get_submodule(".".join(path)))
     head = model.get_output_embeddings()
     heads = [name for name, part in model.named_children() if part is head]
     if not heads:
@@ -175,9 +170,7 @@ def _run_without_layers(
 
     Raises an error when the body does not run, or returns another shape.
     """
-    body = model
-    for name in path:
-        body = getattr(body, name)
+    body = model.get_submodule(".".join(path))
     ran: list[str] = []
     added: set[str] = set()
 

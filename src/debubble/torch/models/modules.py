@@ -68,12 +68,20 @@ def bare(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """Return parameters by stage and name, as ``state_dict`` of a pipeline names them."""
+    return {
+        f"{stage}.{bare_name(name)}": weight
+        for stage, module in modules.items()
+        for name, weight in bare(module).named_parameters(remove_duplicate=False)
+    }
+
+
 def ties_of(modules: Mapping[int, nn.Module]) -> list[list[str]]:
     """Return lists of names, by stage, of weights that are one object, in one stage or several."""
     names: dict[int, list[str]] = {}
-    for stage, module in sorted(modules.items()):
-        for name, weight in bare(module).named_parameters(remove_duplicate=False):
-            names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
+    for name, weight in names_of(dict(sorted(modules.items()))).items():
+        names.setdefault(id(weight), []).append(name)
     return [same for same in names.values() if len(same) > 1]
 
 
@@ -138,10 +146,11 @@ def reason_fused(module: nn.Module) -> str:
     if any(getattr(part, "gradient_checkpointing", False) is True for part in parts) or any(
         hasattr(part, "_checkpoint_wrapped_module") for part in parts
     ):
-        return "it is checkpointed, and I and W would each compute the forward again"
+        return CHECKPOINTED
     return ""
 
 
+CHECKPOINTED = "it is checkpointed, and I and W would each compute the forward again"
 HOOKED = "its forward sets a hook on the gradient of an activation, which I and W would both run"
 
 

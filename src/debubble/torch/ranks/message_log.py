@@ -111,11 +111,9 @@ class HangDumps:
     def _data(self, where: Whereabouts) -> dict[str, Any]:
         """Return the dump as plain data."""
         messages = list(self.log.messages)
-        entries = [self._message(number, one) for number, one in enumerate(messages)]
+        entries = [self._entry(number, one) for number, one in enumerate(messages)]
         if where.meets:
-            entries.append(self._entry(
-                len(messages), MEETING, [], [], "scheduled", time.time_ns(), len(messages)
-            ))  # fmt: skip
+            entries.append(self._entry(len(messages), None))
         group = {"name": "0", "desc": "pipeline", "ranks": str(list(self.ranks))}
         return {
             "version": "2.10", "pg_config": {"0": group}, "comm_lib_version": "debubble",
@@ -123,26 +121,20 @@ class HangDumps:
             "debubble": {"action": where.action, "busy": where.busy}, "entries": entries,
         }  # fmt: skip
 
-    def _message(self, number: int, message: LoggedMessage) -> dict[str, Any]:
+    def _entry(self, number: int, message: LoggedMessage | None) -> dict[str, Any]:
+        """Return an entry with the fields of the format; None is for a call where ranks meet."""
+        is_p2p = message is not None
+        message = message or LoggedMessage(False, -1, [], time.time_ns())
         way = f"send {self.rank}->" if message.sends else f"recv {self.rank}<-"
         state = "completed" if message.done else "scheduled"
         sizes = [list(shape) for shape, _ in message.forms]
         types = [str(dtype).removeprefix("torch.") for _, dtype in message.forms]
-        return self._entry(
-            number, f"debubble:{way}{message.peer}", sizes, types, state, message.created,
-            number + 1,
-        )  # fmt: skip
-
-    def _entry(
-        self, number: int, name: str, sizes: list[list[int]], types: list[str], state: str,
-        created: int, messages: int,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Return an entry with the fields of the format."""
-        is_p2p = name != MEETING
         return {
             "record_id": number, "pg_id": 0, "process_group": ["0", "pipeline"],
-            "collective_seq_id": int(not is_p2p), "p2p_seq_id": messages,
-            "op_id": number + 1, "profiling_name": name, "time_created_ns": created,
+            "collective_seq_id": int(not is_p2p), "p2p_seq_id": number + is_p2p,
+            "op_id": number + 1,
+            "profiling_name": f"debubble:{way}{message.peer}" if is_p2p else MEETING,
+            "time_created_ns": message.created,
             "input_sizes": sizes, "input_dtypes": types, "output_sizes": sizes,
             "output_dtypes": types, "state": state, "time_discovered_started_ns": None,
             "time_discovered_completed_ns": None, "retired": state == "completed", "is_p2p": is_p2p,

@@ -58,7 +58,8 @@ class Channel:
         # Binomial tree: a rank's lowest bit that is set leads up, the bits below it lead down.
         low = rank & -rank if rank else 1 << size.bit_length()
         self._above = rank - low if rank else None
-        self._below = [rank + bit for bit in _bits_below(low) if rank + bit < size]
+        bits = (1 << place for place in range(low.bit_length() - 1))
+        self._below = [rank + bit for bit in bits if rank + bit < size]
 
     def abort(self) -> None:
         """Make all calls fail that wait here or at a peer, and later ones; from any thread."""
@@ -355,11 +356,6 @@ def _end_channels() -> None:
 
 _COUNTS: dict[str, int] = {}
 """Number of pipelines that each group of ranks has made in this process."""
-
-
-def _bits_below(bit: int) -> list[int]:
-    """Return the powers of two below one, ascending."""
-    return [1 << place for place in range(bit.bit_length() - 1)]
 
 
 def _as_bytes(thing: Any) -> Tensor:

@@ -3,10 +3,6 @@
 Ranks start from a clean process, Python's fork server: a fork of this one would copy locks that its
 threads hold. Each rank notes its progress in a shared table. The parent ends all ranks when one
 dies or raises, or when none has moved for a time, and says which rank was where.
-
-``torch.distributed.elastic`` and ``torch.multiprocessing`` start and end processes, too. They
-report exit codes and the first error that they see, but neither the action of each rank nor that
-all ranks wait; only :func:`end` and half of :func:`_collect` could be left to them.
 """
 
 from __future__ import annotations
