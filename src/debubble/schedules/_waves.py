@@ -95,20 +95,17 @@ def forms(
         return peak(k, copies, batch)
 
     return (
-        makespan_is(time_text, time,
-            holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) == 0,
-            condition=f"{prefix}no latency, m = U·{unit}",
+        makespan_is(time_text, time, "exact", f"{prefix}no latency, m = U·{unit}",
+            lambda k: applies(k) and k.m % (batch * k.p) == 0,
         ),
         makespan_is(f"{time_text} with m rounded up to U·{unit}", time, "upper bound",
-            holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) != 0,
-            condition=f"{prefix}no latency, a short last unit",
+            f"{prefix}no latency, a short last unit",
+            lambda k: applies(k) and k.m % (batch * k.p) != 0,
         ),
-        peak_is(peak_text, held,
-            holds=lambda k: applies(k) and k.m >= batch * k.p,
-            condition=f"{prefix}m ≥ {unit}",
+        peak_is(peak_text, held, "exact", f"{prefix}m ≥ {unit}",
+            lambda k: applies(k) and k.m >= batch * k.p,
         ),
-        peak_is(f"{peak_text}, at most m", held, "upper bound",
-            holds=lambda k: applies(k) and k.m < batch * k.p,
-            condition=f"{prefix}m < {unit}",
+        peak_is(f"{peak_text}, at most m", held, "upper bound", f"{prefix}m < {unit}",
+            lambda k: applies(k) and k.m < batch * k.p,
         ),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def _hidden(k: Any) -> bool:
     forms=(
         makespan_is(
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and _hidden(k),
+            holds=_hidden,
             condition="no latency, a copy takes at most F, at most B and at most (F + B)/2",
         ),
         peak_is(

@@ -52,13 +52,13 @@ SOURCE = "@wan2025pipeoffload"
     forms=(
         makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I)",
-            holds=lambda k: k.c == 0 and group(k) == k.p,
+            holds=lambda k: group(k) == k.p,
             condition="no latency, g = p",
         ),
         makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F",
             lambda k: _longer(k, group(k)),
-            holds=lambda k: k.c == 0 and group(k) < k.p and k.F == k.I == k.W,
+            holds=lambda k: group(k) < k.p,
             condition="no latency, g < p, F = I = W",
         ),
         peak_is("(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, group(k))),
@@ -103,7 +103,6 @@ def gis(
         makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F with g = ⌈p/2⌉",
             lambda k: _longer(k, _half(k)),
-            holds=lambda k: k.c == 0 and k.F == k.I == k.W,
             condition="no latency, F = I = W",
         ),
         peak_is("(⌈p/2⌉(v − 1) + p)/v, capped by m", lambda k: _peak(k, _half(k))),

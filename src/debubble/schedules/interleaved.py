@@ -130,7 +130,7 @@ RELAXED = (
     forms=(
         makespan_is(
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and (k.m % group(k) == 0 or not k.short_last_group),
+            holds=lambda k: k.m % group(k) == 0 or not k.short_last_group,
             condition="no latency, no short group",
         ),
         peak_is(
@@ -201,7 +201,7 @@ def _overlapped_time(k: Any) -> float:
         makespan_is(
             "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
             _overlapped_time,
-            holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p and max(k.F, k.B) <= k.O,
+            holds=lambda k: group(k) == k.p and k.m > k.p,
             condition="no latency, g = p, m > p, O ≥ F and O ≥ B",
         ),
         peak_is(

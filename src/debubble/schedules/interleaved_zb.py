@@ -49,13 +49,11 @@ def trailing_weights(
     forms=(
         makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I − W)",
-            holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
         peak_is(
             "((v − 1)g + p)/v with g = m / (m // p), capped by m",
             lambda k: min((k.v - 1) * in_rounds(k.m, k.p) + k.p, k.m * k.v) * k.unit,
-            holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
     ),

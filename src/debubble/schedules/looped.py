@@ -18,9 +18,7 @@ from debubble.schedules.interleaved import (
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
-TIME = makespan_is(
-    FILL_AND_WORK, holds=lambda k: k.c == 0 and k.m >= k.p, condition="no latency, m ≥ p"
-)
+TIME = makespan_is(FILL_AND_WORK, condition="no latency, m ≥ p")
 
 
 @register(
@@ -100,7 +98,6 @@ def largest_group(microbatches: int, wanted: int) -> int:
         peak_is(
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
             lambda k: ramp_peaks(k, (k.v - 1) * largest_group(k.m, k.group_size or k.p), pace=2),
-            holds=lambda k: k.m >= k.p,
             condition="m ≥ p",
         ),
     ),

@@ -29,8 +29,8 @@ from debubble.schedules.registry import Constraint, makespan_is, peak_is, regist
     forms=(
         makespan_is(
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and (k.chunks == 1 or k.m >= k.p),
             condition="no latency",
+            holds=lambda k: k.chunks == 1 or k.m >= k.p,
         ),
         makespan_is(
             "(m·v + p − 1)(F + B + 2c)",

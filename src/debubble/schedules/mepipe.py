@@ -49,9 +49,7 @@ def _in_flight(k: Any) -> int:
             "m·v(F + I + W) + (p − 1)(F + I − W)/s",
             lambda k: k.m * k.v * k.s * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
             holds=lambda k: (
-                k.c == 0
-                and alike(k, Kind.F, Kind.I, Kind.W)
-                and min(k.F, k.I) >= k.W
+                alike(k, Kind.F, Kind.I, Kind.W)
                 and (k.m - 1) * k.s + 1 >= k.p
                 and _in_flight(k) == _least(k) + k.p - 1
             ),
@@ -61,7 +59,6 @@ def _in_flight(k: Any) -> int:
         peak_is(
             "((v − 1)g + s + p − 1)/(v·s), g slices in a group, or in_flight/(v·s); capped by m",
             lambda k: min(_in_flight(k), k.m * k.v * k.s) * k.unit,
-            holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
     ),

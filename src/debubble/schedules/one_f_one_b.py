@@ -71,7 +71,7 @@ def one_stage_per_rank(
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
     forms=(
-        makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        makespan_is(FILL_AND_WORK, condition="no latency"),
         makespan_is(
             f"{FILL_AND_WORK} + 2c((p − 1)m/p + p − 2)",
             holds=lambda k: 0 < k.c <= min(k.F, k.B) / 2 and k.m % k.p == 0 and k.p > 1,
@@ -146,7 +146,6 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     forms=(
         makespan_is(
             "p(F + B) + (m − 1)·O",
-            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
             condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
         ),
         peak_is("min(2(p − r), m)"),

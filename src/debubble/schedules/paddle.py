@@ -57,7 +57,7 @@ def _chosen(k: Any) -> bool:
         ),
     ),
     forms=(
-        makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        makespan_is(FILL_AND_WORK, condition="no latency"),
         peak_is(
             "(m(v − 1) + p − r)/v",
             _peak,

@@ -38,7 +38,7 @@ def never_drained(
         yield program
 
 
-STEADY = makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency, one iteration")
+STEADY = makespan_is(FILL_AND_WORK, condition="no latency, one iteration")
 
 
 def stashed(k: Any) -> list[int]:

@@ -24,7 +24,7 @@ from debubble.schedules.registry import makespan_is, peak_is, register
         makespan_is(
             "(m·s + p − 1)(F + B)/s",
             lambda k: (k.m * k.s + k.p - 1) * (k.F + k.B),
-            holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B),
+            holds=lambda k: alike(k, Kind.F, Kind.B),
             condition="no latency, slices take the same time",
         ),
         peak_is(

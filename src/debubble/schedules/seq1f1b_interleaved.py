@@ -44,7 +44,7 @@ def _forms(
         makespan_is(
             "m·v(F + B) + (p − 1)(F + B)/s",
             lambda k: (k.m * k.v * k.s + k.p - 1) * (k.F + k.B),
-            holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B) and k.m * k.s >= k.p,
+            holds=lambda k: alike(k, Kind.F, Kind.B) and k.m * k.s >= k.p,
             condition="no latency, slices take the same time, m·s ≥ p",
         ),
         peak_is(

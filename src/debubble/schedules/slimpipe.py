@@ -30,7 +30,7 @@ from debubble.schedules.registry import Constraint, makespan_is, peak_is, regist
         makespan_is(
             "(m·v·s + p − 1)(F + B)/s, exchange counted in F and B",
             lambda k: (k.m * k.v * k.s + k.p - 1) * (k.F + k.B),
-            holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B),
+            holds=lambda k: alike(k, Kind.F, Kind.B),
             condition="no latency, slices take the same time",
         ),
         peak_is(

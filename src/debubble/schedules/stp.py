@@ -62,13 +62,13 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
 
 
 def _sums(k: Any) -> bool:
-    """Return whether pairs take the sum of their parts, and W no longer than F or I."""
+    """Return whether pairs take the sum of their parts, as B does."""
     parts = ((k.F, Kind.F), (k.I, Kind.I), (k.W, Kind.W), (k.B, Kind.B))
     whole = all(
         math.isclose(k.table.pair((int(Kind.F), 0), (int(kind), 0)), k.F + time)
         for time, kind in parts
     )
-    return whole and math.isclose(k.B, k.I + k.W) and bool(min(k.F, k.I) >= k.W and k.c == 0)
+    return whole and math.isclose(k.B, k.I + k.W)
 
 
 BUBBLE = "(p − 1)(2F + I + max(F, I) − 3W)"
@@ -92,9 +92,7 @@ SUMS = "no latency, pairs take the sum of their parts, B = I + W, W ≤ F and I"
     forms=(
         makespan_is(f"2m(F + B) + {BUBBLE}", holds=_sums, condition=SUMS),
         bubble_is(BUBBLE, holds=_sums, condition=SUMS),
-        peak_is(
-            "(3p + max(1, r))/2", holds=lambda k: k.kept == k.unit, condition="kept_for_weight = 1"
-        ),
+        peak_is("(3p + max(1, r))/2", condition="kept_for_weight = 1"),
     ),
 )
 def stp(*, ranks: int, microbatches: int) -> Iterator[Program]:

@@ -38,7 +38,6 @@ def _flow(k: Any) -> float:
         makespan_is(
             "m(F + B) + (p − 1)(max F + max B), each the longest slice's",
             _flow,
-            holds=lambda k: k.c == 0,
             condition="no latency",
         ),
         peak_is("m", lambda k: k.m * k.table.activation[:: k.p].sum()),

@@ -107,9 +107,7 @@ def _forms(vocabulary: int) -> tuple[ClosedForm, ...]:
         makespan_is(
             "m(F + B + S + T) + (p − 1)(F + B)",
             longest,
-            holds=lambda k: (
-                k.c == 0 and k.m >= k.p + delay and min(k.F, k.B) > SHORTEST * longest(k)
-            ),
+            holds=lambda k: k.m >= k.p + delay and min(k.F, k.B) > SHORTEST * longest(k),
             condition=f"no latency, F and B take time, m ≥ p + {delay}; S and T of one shard",
         ),
         peak_is(
@@ -126,14 +124,8 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
     def most(k: Any) -> float:
         return float(2 * min(k.p // 2 + 1 + delay, k.m) * k.unit)
 
-    def plain(k: Any) -> bool:
-        return bool(k.kept == k.unit and k.shard == 0)
-
     def longest(k: Any) -> float:
         return float(k.m * (6 * k.F + k.S + k.T) + (3 * k.p - (4 if k.p % 2 else 7)) * k.F)
-
-    def equal(k: Any) -> bool:
-        return bool(k.F == k.I == k.W > 0 and k.c == 0 and k.m >= 2 * k.p)
 
     thirds = "F = I = W, no latency, m ≥ 2p"
     condition = "kept_for_weight = 1, shards of the head that keep nothing"
@@ -142,27 +134,27 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
             "m(2(F + I + W) + S + T) + (3p − 7)F, or (3p − 4)F for odd p",
             longest,
             accuracy="upper bound",
-            holds=lambda k: equal(k) and 3 <= k.p < 11,
+            holds=lambda k: k.F > 0 and 3 <= k.p < 11,
             condition=f"{thirds}, 3 ≤ p < 11",
         ),
         makespan_is(
             f"m(2(F + I + W) + S + T) + (3p − {7 + 6 * delay})F, or (3p − {4 + 6 * delay})F for "
             "odd p",
             lambda k: longest(k) - 6 * delay * float(k.F),
-            holds=lambda k: equal(k) and k.p >= 11,
+            holds=lambda k: k.F > 0 and k.p >= 11,
             condition=f"{thirds}, p ≥ 11",
         ),
         peak_is(
             f"⌊p/2⌋ + {1 + delay}",
             most,
-            holds=lambda k: plain(k) and k.m >= 2 * k.p,
+            holds=lambda k: k.shard == 0,
             condition=f"{condition}, m ≥ 2p",
         ),
         peak_is(
             f"⌊p/2⌋ + {1 + delay}, at most m",
             most,
             accuracy="upper bound",
-            holds=lambda k: plain(k) and k.m < 2 * k.p,
+            holds=lambda k: k.shard == 0 and k.m < 2 * k.p,
             condition=condition,
         ),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.costs import Costs
@@ -42,10 +41,6 @@ def scheduled(times: int) -> Callable[[Callable[[], None]], Callable[..., list[P
     return lambda description: named_by(description, order)
 
 
-def _plain(k: Any) -> bool:
-    return k.c == 0 and k.memory is None and k.m >= k.p
-
-
 BOUND = makespan_is(
     "m(F + I + W) + (p − 1)(F + c)",
     accuracy="lower bound",
@@ -53,7 +48,6 @@ BOUND = makespan_is(
 )
 REACHED = makespan_is(
     "m(F + I + W) + (p − 1)F",
-    holds=lambda k: _plain(k) and k.F == k.I == k.W and k.objective == "makespan",
     condition="F = I = W, no latency, m ≥ p, default memory, objective makespan",
 )
 
@@ -67,12 +61,6 @@ def _forms(times: int) -> tuple[ClosedForm, ...]:
         stage_time_is(
             f"m(F + I + W) + (p − 1)(F + I − {'W' if times == 1 else '2W'})",
             accuracy="upper bound",
-            holds=lambda k: (
-                _plain(k)
-                and k.m >= times * (k.p - 1) + 1
-                and min(k.F, k.I) >= k.W
-                and k.objective == "stage-time"
-            ),
             condition=f"no latency, {enough}, W ≤ F and I, default memory, objective stage-time",
         ),
         peak_is(

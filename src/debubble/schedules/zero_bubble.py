@@ -51,13 +51,11 @@ def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Pr
     forms=(
         stage_time_is(
             "m(F + I + W) + (p − 1)(F + I − W)",
-            holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
         peak_is(
             "min(p, m) (all of it kept until W)",
             lambda k: min(k.p, k.m) * k.unit,
-            holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
         peak_is(
@@ -107,13 +105,11 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
     forms=(
         stage_time_is(
             "m(F + I + W) + (p − 1)(F + I − 2W)",
-            holds=lambda k: k.c == 0 and min(k.F, k.I) >= k.W,
             condition="no latency, W ≤ F and I",
         ),
         peak_is(
             "2p − 1 (all of it kept until W)",
             lambda k: (2 * k.p - 1) * k.unit,
-            holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
     ),
