@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.schedules.interleaved import group
 from debubble.schedules.interleaved_zb import trailing_weights
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -34,7 +33,6 @@ SOURCE = "@wan2025pipeoffload"
     title="Interleaved 1F1B in the memory of 1F1B, backward split",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("group-interleaved",),
     constraints=(
@@ -90,7 +88,6 @@ def gis(
     title="Group-interleaved with groups of half the ranks: about half the memory",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     constraints=(
         Constraint(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, interleaved_table
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -123,7 +122,6 @@ RELAXED = (
     title="1F1B over several chunks per rank, depth first",
     year=2021,
     source="@narayanan2021efficient",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved", "vpp", "megatron-interleaved"),
     constraints=RELAXED,
@@ -193,7 +191,6 @@ def _overlapped_time(k: Any) -> float:
     title="Interleaved 1F1B with forward and backward executed together",
     year=2025,
     source="@megatron, --overlap-moe-expert-parallel-comm (combined 1F1B)",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved-1f1b-overlap",),
     constraints=_constraints(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import interleaved_table, moved
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -36,7 +35,6 @@ def trailing_weights(
     title="Interleaved 1F1B with split backward and half its warm-up",
     year=2023,
     source="@qi2024zero; @pytorch ScheduleInterleavedZeroBubble",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved-zero-bubble", "interleavedzerobubble"),
     constraints=(

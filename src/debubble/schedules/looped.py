@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved, sequence
 from debubble.schedules.interleaved import (
     FILL_AND_WORK,
@@ -26,7 +25,6 @@ TIME = makespan_is(FILL_AND_WORK, condition="no latency, m ≥ p")
     title="All microbatches through one chunk, then through the next: breadth first",
     year=2022,
     source="@lamypoirier2023breadth; @pytorch ScheduleLoopedBFS",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("breadth-first", "loopedbfs"),
     forms=(TIME, peak_is("m")),
@@ -83,7 +81,6 @@ def largest_group(microbatches: int, wanted: int) -> int:
     title="Interleaved 1F1B for any number of microbatches",
     year=2024,
     source="@llama2024herd, section 3.3",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("llama3-interleaved",),
     constraints=(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.schedules.interleaved import FILL_AND_WORK
 from debubble.schedules.looped import looped_bfs
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -16,7 +15,6 @@ from debubble.schedules.registry import Constraint, makespan_is, peak_is, regist
     title="Chunk after chunk in lockstep, transfers behind a whole iteration",
     year=2024,
     source="@maxtext src/MaxText/layers/pipeline.py, pipeline_delay_activation_forwarding",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("circular", "circular-pipeline"),
     constraints=(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import moved
 from debubble.schedules._slices import alike
 from debubble.schedules.interleaved import forwards_and_backwards
@@ -33,7 +32,6 @@ def _in_flight(k: Any) -> int:
     title="Split backward over slices and chunks, as many units in flight as memory allows",
     year=2025,
     source="@sun2025mepipe (SVPP)",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("svpp",),
     constraints=(

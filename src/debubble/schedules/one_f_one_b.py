@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import PAIR_SHIFT, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved
 from debubble.schedules.registry import makespan_is, peak_is, register
 
@@ -67,7 +66,6 @@ def one_stage_per_rank(
     title="One forward, one backward",
     year=2019,
     source="@fan2021dapple; PipeDream-Flush: @narayanan2021memory",
-    placement=Placement.loop,
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
     forms=(
@@ -106,7 +104,6 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     title="1F1B with twice the warm-up, hides latency",
     year=2022,
     source="@zhuang2023optimizing",
-    placement=Placement.loop,
     chunks=1,
     forms=(
         makespan_is(
@@ -141,7 +138,6 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     title="1F1B with forward and backward executed together",
     year=2025,
     source="@megatron, combined 1F1B for expert-parallel overlap",
-    placement=Placement.loop,
     chunks=1,
     forms=(
         makespan_is(

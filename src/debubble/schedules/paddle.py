@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards, in_two_sizes
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -40,7 +39,6 @@ def _chosen(k: Any) -> bool:
     year=2024,
     source="@paddle fleet, PipelineParallelWithInterleave and VPPFhenBInBalancedMemory "
     "(pull requests 69944 and 70160)",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("balanced-memory",),
     constraints=(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward_input, forward, merge
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
@@ -98,7 +97,6 @@ SOURCE = "@wan2025pipeoffload"
     title="Half of the chunks wait for their backward on the host: a quarter of the memory",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("po-h",),
     constraints=(
@@ -155,7 +153,6 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
     title="All chunks wait for their backward on the host: memory of three chunks",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("po-f",),
     forms=(

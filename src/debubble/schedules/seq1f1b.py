@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.schedules._slices import CUT, alike, cut_of, microbatch_by_microbatch, same_size
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import makespan_is, peak_is, register
@@ -16,7 +15,6 @@ from debubble.schedules.registry import makespan_is, peak_is, register
     title="1F1B over slices of every sequence",
     year=2024,
     source="@sun2025seq1f1b",
-    placement=Placement.loop,
     chunks=1,
     cut=cut_of,
     constraints=(CUT,),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.schedules._slices import CUT, alike, cut_of, same_size
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.looped import grouped_table, largest_group
@@ -66,7 +65,6 @@ def _pace(case: Any) -> int:
     year=2024,
     source="@sun2025seq1f1b; @megatron chunked pipeline parallelism (pull request 3116); seqvpp in "
     f"{MINDSPORE}",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("seq1f1b-i", "seqvpp", "chunked-pp"),
     cut=cut_of,
@@ -126,7 +124,6 @@ def seq1f1b_interleaved(
     title="Interleaved 1F1B over slices, in groups of p microbatches",
     year=2025,
     source=MINDSPORE,
-    placement=Placement.loop,
     default_chunks=2,
     cut=cut_of,
     constraints=(CUT,),
@@ -160,7 +157,6 @@ def seqpipe(
     title="Interleaved 1F1B over slices with half its ramp",
     year=2025,
     source=MINDSPORE,
-    placement=Placement.loop,
     default_chunks=2,
     cut=cut_of,
     constraints=(CUT,),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.schedules._slices import alike, microbatch_by_microbatch
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -16,7 +15,6 @@ from debubble.schedules.registry import Constraint, makespan_is, peak_is, regist
     title="1F1B over equal slices of every sequence, attention evened out over ranks",
     year=2025,
     source="@li2025slimpipe",
-    placement=Placement.loop,
     exchange=lambda k: k.exchange and k.slices > 1,
     constraints=(
         Constraint(

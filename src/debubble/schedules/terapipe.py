@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, moved, sequence
 from debubble.schedules._slices import CUT, cut_of, microbatch_by_microbatch
 from debubble.schedules.registry import makespan_is, peak_is, register
@@ -30,7 +29,6 @@ def _flow(k: Any) -> float:
     title="All forwards, then all backwards, over slices of every sequence",
     year=2021,
     source="@li2021terapipe",
-    placement=Placement.loop,
     chunks=1,
     cut=cut_of,
     constraints=(CUT,),

@@ -76,7 +76,6 @@ def _forms(times: int) -> tuple[ClosedForm, ...]:
     title="Split backward, ordered for the costs in the memory of 1F1B or any other",
     year=2023,
     source=SOURCE,
-    placement=Placement.loop,
     chunks=1,
     forms=_forms(1),
 )
@@ -117,7 +116,6 @@ def zb_auto() -> None:
     title="Split backward, ordered for the costs in twice the memory of 1F1B",
     year=2023,
     source=SOURCE,
-    placement=Placement.loop,
     chunks=1,
     aliases=("zb2p",),
     forms=_forms(2),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, moved, sequence
 from debubble.schedules.registry import Constraint, peak_is, register, stage_time_is
 
@@ -45,7 +44,6 @@ def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Pr
     title="1F1B with split backward: weights' part fills the drain, same memory",
     year=2023,
     source="@qi2024zero",
-    placement=Placement.loop,
     chunks=1,
     aliases=("zb-1p", "zb1p", "zbh1"),
     forms=(
@@ -92,7 +90,6 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
     title="Split backward with twice the warm-up: no idle time between first and last action",
     year=2023,
     source="@qi2024zero",
-    placement=Placement.loop,
     chunks=1,
     aliases=("zbh2",),
     constraints=(
