@@ -7,10 +7,10 @@ from typing import Any
 
 from debubble.core.actions import Kind, Program
 from debubble.core.sequence import moved
-from debubble.schedules._slices import alike
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.looped import grouped_table, largest_group
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
+from debubble.schedules.slices import alike
 from debubble.schedules.zero_bubble import split
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from debubble.core.actions import Kind, Program
-from debubble.schedules._slices import CUT, alike, cut_of, same_size
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.looped import grouped_table, largest_group
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, makespan_is, peak_is, register
+from debubble.schedules.slices import CUT, alike, cut_of, same_size
 
 MINDSPORE = "@mindspore"
 
