@@ -12,6 +12,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, paired, sequence
 from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
+from debubble.schedules.waves import EVEN_RANKS
 
 
 def meeting(
@@ -156,7 +157,7 @@ def _forms(
     placement=Placement.bidirectional,
     chunks=1,
     constraints=(
-        Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),
+        EVEN_RANKS,
         Constraint(
             "microbatches",
             "an even number of microbatches, at least 2·ranks (both directions together)",

@@ -12,7 +12,7 @@ slots the next unit enters. Only 2h − 2 slots are idle, at the ends of the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,12 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, by_slot, forward
 from debubble.schedules.registry import ClosedForm, Constraint, makespan_is, peak_is, register
+
+BATCHES = {"direct": 1, "doubling": 2, "halving": 2}
+"""Microbatches per forward, for each way to more microbatches than ranks."""
+
+
+EVEN_RANKS = Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0)
 
 
 def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[Program]:
@@ -64,6 +70,15 @@ def makespan(k: Any, copies: int) -> float:
     return float(units * k.p * k.v * (k.F + k.B) + ends * idle)
 
 
+def doubled(k: Any) -> float:
+    """Return the time of units whose microbatches go forward in twos."""
+    units = -(-k.m // (2 * k.p))
+    ends = max(k.F + k.B, 2 * k.F, 2 * (k.B - k.F))
+    between = max(0.0, k.F - k.B, k.B - 2 * k.F)
+    work = 2 * units * k.p * (k.F + k.B)
+    return float(work + (k.p / 2 - 1) * (ends + 2 * (units - 1) * between))
+
+
 def peak(k: Any, copies: int, batch: int = 1) -> list[float]:
     """Return activations on every rank, from the first whole unit on.
 
@@ -78,18 +93,17 @@ def peak(k: Any, copies: int, batch: int = 1) -> list[float]:
 
 
 def forms(
-    copies: int,
-    time: Callable[[Any], float],
-    time_text: str,
-    peak_text: str,
-    *,
-    batch: int = 1,
-    applies: Callable[[Any], bool] = lambda case: True,  # noqa: ARG005 - the trivial default
-    condition: str = "",
+    copies: int, time_text: str, peak_text: str, batch: int = 1, scaling: str = ""
 ) -> tuple[ClosedForm, ...]:
     """Return closed forms of a schedule of waves: exact for whole units, else bounds."""
-    prefix = f"{condition}, " if condition else ""
+    prefix = f"{scaling}, " if scaling else ""
     unit = f"{batch}p" if batch > 1 else "p"
+
+    def applies(k: Any) -> bool:
+        return BATCHES[getattr(k, "scaling", "direct")] == batch
+
+    def time(k: Any) -> float:
+        return makespan(k, copies) if batch == 1 else doubled(k)
 
     def held(k: Any) -> list[float]:
         return peak(k, copies, batch)
@@ -111,18 +125,6 @@ def forms(
     )  # fmt: skip
 
 
-BATCHES = {"direct": 1, "doubling": 2, "halving": 2}
-"""Microbatches per forward, for each way to more microbatches than ranks."""
-
-
-def _doubled(k: Any) -> float:
-    units = -(-k.m // (2 * k.p))
-    ends = max(k.F + k.B, 2 * k.F, 2 * (k.B - k.F))
-    between = max(0.0, k.F - k.B, k.B - 2 * k.F)
-    work = 2 * units * k.p * (k.F + k.B)
-    return float(work + (k.p / 2 - 1) * (ends + 2 * (units - 1) * between))
-
-
 @register(
     "chimera",
     title="Two copies of the model in opposite directions, one backward per forward",
@@ -131,7 +133,7 @@ def _doubled(k: Any) -> float:
     placement=Placement.bidirectional,
     chunks=1,
     constraints=(
-        Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),
+        EVEN_RANKS,
         Constraint(
             "scaling",
             "a scaling of 'direct', 'doubling' or 'halving'",
@@ -141,20 +143,16 @@ def _doubled(k: Any) -> float:
     forms=(
         *forms(
             2,
-            lambda k: makespan(k, copies=2),
             "m(F + B) + (p − 2)(max(F, B) + (U − 1)|B − F|)",
             "p/2 + 1 + d, d ranks from the nearer end",
-            applies=lambda k: BATCHES[k.scaling] == 1,
-            condition="direct",
+            scaling="direct",
         ),
         *forms(
             2,
-            _doubled,
             "m(F + B) + (p/2 − 1)(max(F + B, 2F, 2B − 2F) + 2(U − 1)·max(0, F − B, B − 2F))",
             "3p/2 + 1 + d, d ranks from the nearer end",
             batch=2,
-            applies=lambda k: BATCHES[k.scaling] == 2,
-            condition="doubling or halving",
+            scaling="doubling or halving",
         ),
     ),
 )
@@ -221,7 +219,6 @@ def chimera(*, ranks: int, microbatches: int, scaling: str = "direct") -> Iterat
     ),
     forms=forms(
         1,
-        lambda k: makespan(k, copies=1),
         "m·v(F + B) + 2(p − 1)(max(F, B) + (U − 1)|B − F|)",
         "p − (p − 1 − r)/v",
     ),
@@ -264,10 +261,9 @@ def hanayo(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     source="@wu2024bitpipe; wuhouming/BitPipe",
     placement=Placement.bidirectional,
     chunks=2,
-    constraints=(Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),),
+    constraints=(EVEN_RANKS,),
     forms=forms(
         2,
-        lambda k: makespan(k, copies=2),
         "2m(F + B) + (p − 2)(max(F, B) + (U − 1)|B − F|)",
         "3p/4 + (1 + d)/2, d ranks from the nearer end",
     ),
