@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,28 +67,6 @@ def _other_group(case: Any) -> str:
     return f"--group-size {fits}" if fits else ""
 
 
-def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
-    """Return constraints on groups; `any_group` names a schedule that takes groups of any size."""
-
-    def instead(case: Any) -> str:
-        return " or ".join(text for text in (_other_group(case), any_group) if text)
-
-    return (
-        Constraint(
-            "group_size",
-            "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
-            lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
-            lambda k: any_group,  # noqa: ARG005 - the same for every case
-        ),
-        Constraint(
-            "microbatches",
-            "microbatches in groups of group_size, with none or at least `ranks` left over",
-            _whole_groups,
-            instead,
-        ),
-    )
-
-
 def _short_group_runs(case: Any) -> bool:
     """Return whether a last group smaller than the number of ranks is no deadlock.
 
@@ -105,16 +82,33 @@ def _short_group_runs(case: Any) -> bool:
     )
 
 
-CONSTRAINTS = _constraints("'flexible-interleaved'")
-RELAXED = (
-    CONSTRAINTS[0],
-    replace(
-        CONSTRAINTS[1],
-        text=f"{CONSTRAINTS[1].text} (some others run with the option short_last_group=true)",
-        holds=lambda k: _whole_groups(k) or (k.short_last_group and _short_group_runs(k)),
-    ),
-)
-"""Megatron-LM's constraints, relaxed by the option `short_last_group`."""
+def _constraints(*, relaxed: bool) -> tuple[Constraint, ...]:
+    """Return Megatron-LM's constraints on groups, which the option `short_last_group` may relax."""
+    whole = "microbatches in groups of group_size, with none or at least `ranks` left over"
+    whole += " (some others run with the option short_last_group=true)" if relaxed else ""
+    any_group = "'flexible-interleaved'" if relaxed else ""
+
+    def holds(case: Any) -> bool:
+        short = relaxed and case.short_last_group and _short_group_runs(case)
+        return _whole_groups(case) or short
+
+    def instead(case: Any) -> str:
+        return " or ".join(text for text in (_other_group(case), any_group) if text)
+
+    return (
+        Constraint(
+            "group_size",
+            "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
+            lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
+            lambda k: any_group,  # noqa: ARG005 - the same for every case
+        ),
+        Constraint(
+            "microbatches",
+            whole,
+            holds,
+            instead,
+        ),
+    )
 
 
 @register(
@@ -124,7 +118,7 @@ RELAXED = (
     source="@narayanan2021efficient",
     default_chunks=2,
     aliases=("interleaved", "vpp", "megatron-interleaved"),
-    constraints=RELAXED,
+    constraints=_constraints(relaxed=True),
     forms=(
         makespan_is(
             FILL_AND_WORK,
@@ -193,7 +187,7 @@ def _overlapped_time(k: Any) -> float:
     source="@megatron, --overlap-moe-expert-parallel-comm (combined 1F1B)",
     default_chunks=2,
     aliases=("interleaved-1f1b-overlap",),
-    constraints=_constraints(),
+    constraints=_constraints(relaxed=False),
     forms=(
         makespan_is(
             "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
