@@ -144,11 +144,16 @@ def compare(
     _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
 
-    def row_of(label: str, item: _Read) -> Row:
-        return _row(label, *_simulated(item, asked, chunks, options), memory)
-
     labels = _labels(items)
-    rows, skipped = _rows(labels, items, row_of, progress)
+    rows: list[Row] = []
+    skipped: list[tuple[str, str]] = []
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
+        if progress is not None:
+            progress(label, index, len(items))
+        try:
+            rows.append(_row(label, *_simulated(item, asked, chunks, options), memory))
+        except DebubbleError as error:
+            skipped.append((label, str(error)))
     every = len(rows)
     if varying is not None:
         rows = _raced(rows, varying, stop)
@@ -252,10 +257,7 @@ def _labels(items: list[_Read]) -> list[str]:
 def _simulated(
     read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
 ) -> tuple[Timeline, Cut]:
-    """Simulate one item; a name is made with those of the shared options that it takes.
-
-    Returns the layers of every stage, too, where they were cut.
-    """
+    """Return the simulation of an item and its cut, if any; a name takes the options it has."""
     item, own = read
     if isinstance(item, Timeline):
         return item, ()
@@ -273,23 +275,6 @@ def _simulated(
     }
     found = replace(asked, schedule=item, options=values, **sizes)
     return found.timeline, found.cut
-
-
-def _rows(
-    labels: list[str], items: list[_Read], row_of: Callable[[str, _Read], Row],
-    progress: Callable[[str, int, int], None] | None,
-) -> tuple[list[Row], list[tuple[str, str]]]:  # fmt: skip
-    """Return the rows of items, and the names and reasons of those that cannot be made or run."""
-    rows: list[Row] = []
-    skipped: list[tuple[str, str]] = []
-    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
-        if progress is not None:
-            progress(label, index, len(items))
-        try:
-            rows.append(row_of(label, item))
-        except DebubbleError as error:
-            skipped.append((label, str(error)))
-    return rows, skipped
 
 
 def _row(label: str, timeline: Timeline, cut: Cut, memory: Limit | None) -> Row:
