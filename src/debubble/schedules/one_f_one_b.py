@@ -140,10 +140,7 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     source="@megatron, combined 1F1B for expert-parallel overlap",
     chunks=1,
     forms=(
-        makespan_is(
-            "p(F + B) + (m − 1)·O",
-            condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
-        ),
+        makespan_is("p(F + B) + (m − 1)·O", condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B"),
         peak_is("min(2(p − r), m)"),
     ),
 )

@@ -100,10 +100,7 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
         ),
     ),
     forms=(
-        stage_time_is(
-            "m(F + I + W) + (p − 1)(F + I − 2W)",
-            condition="no latency, W ≤ F and I",
-        ),
+        stage_time_is("m(F + I + W) + (p − 1)(F + I − 2W)", condition="no latency, W ≤ F and I"),
         peak_is(
             "2p − 1 (all of it kept until W)",
             lambda k: (2 * k.p - 1) * k.unit,
