@@ -379,12 +379,11 @@ def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
     value = getattr(case, parameter)
     if not isinstance(value, int):
         return None
+    tried = SimpleNamespace(**vars(case))
     for distance in range(1, NEAREST_SEARCH):
         for candidate in (value - distance, value + distance):
-            if candidate < 1:
-                continue
-            changed = SimpleNamespace(**vars(case) | {parameter: candidate})
-            if all(constraint.holds(changed) for constraint in entry.constraints):
+            setattr(tried, parameter, candidate)
+            if candidate >= 1 and all(each.holds(tried) for each in entry.constraints):
                 return candidate
     return None
 
