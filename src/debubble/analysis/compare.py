@@ -154,13 +154,16 @@ def compare(
             rows.append(_row(label, *_simulated(item, asked, chunks, options), memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
-    every = len(rows)
+    every = rows
     if varying is not None:
         rows = _raced(rows, varying, stop)
     unlike = _differences(rows)
+    notes = _notes(rows, unlike)
+    if late := len(every) - len(rows):
+        notes.append(f"no time left: {counted(late, 'schedule')} not compared")
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
-        notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
+        notes=tuple(notes), unlike=unlike, costs=costs,
         memory=memory, p2p_mode=p2p_mode, time_unit=costs.time_unit,
         memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
@@ -305,11 +308,7 @@ def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> 
     return [replace(row, wins=won.get(row.name, 0.0)) for row in rows]
 
 
-def _late(count: int) -> tuple[str, ...]:
-    return (f"no time left: {counted(count, 'schedule')} not compared",) if count else ()
-
-
-def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
+def _notes(rows: list[Row], unlike: tuple[str, ...]) -> list[str]:
     """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
@@ -343,4 +342,4 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
             f"{', '.join(asynchronous)}: trains with weights that are a step old or more, "
             "which is another training rule"
         )
-    return tuple(notes)
+    return notes

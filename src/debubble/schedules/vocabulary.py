@@ -27,7 +27,7 @@ from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import merge, moved
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.timeline import simulate
 from debubble.schedules.controllable_memory import RANKS, V_HALF
 from debubble.schedules.one_f_one_b import one_stage_per_rank
 from debubble.schedules.registry import ClosedForm, makespan_is, peak_is, register
@@ -43,7 +43,9 @@ SHORTEST = 1e-9
 
 def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterator[Program]:
     """Yield the programs of a base with S and T, see above."""
-    timeline = _nominal(base, costs)
+    timeline = simulate(base, replace(costs or Costs(), head=None))
+    if timeline.duration.min() <= SHORTEST * timeline.makespan:
+        timeline = simulate(base)
     kinds, stages = kinds_of(base.actions), stages_of(base.actions)
     units = microbatches_of(base.actions)
     there = stages == base.stages - 1
@@ -66,14 +68,6 @@ def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterato
             (second - apart, moved(T, first)),
             (timeline.start[part], base.program(rank)),
         )
-
-
-def _nominal(base: Schedule, costs: Costs | None) -> Timeline:
-    """Simulate the base without head, at default costs where an action takes no time."""
-    timeline = simulate(base, replace(costs or Costs(), head=None))
-    if timeline.duration.min() <= SHORTEST * timeline.makespan:
-        timeline = simulate(base)
-    return timeline
 
 
 def _delayed_1f1b(
