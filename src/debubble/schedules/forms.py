@@ -32,7 +32,7 @@ from debubble.schedules._entry import FormValue as FormValue  # part of what is 
 from debubble.schedules.registry import entries, find
 
 __all__ = [
-    "TIME_QUANTITIES", "FormValue", "NearestForm", "Obstacle", "closed_forms", "form_case",
+    "TIME_QUANTITIES", "FormValue", "Obstacle", "closed_forms", "form_case",
     "nearest_forms", "not_in_forms",
 ]  # fmt: skip
 
@@ -40,20 +40,8 @@ TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
 
 
-@dataclass(frozen=True)
-class NearestForm:
-    """A closed form that does not hold."""
-
-    found: FormValue
-    """The formula, and its value for the nearest costs for which it holds."""
-    reason: str
-    """Reason for which it does not hold, in words."""
-    nearest: str
-    """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
-
-
 class Obstacle(NamedTuple):
-    """A property of a case that no formula covers, and the words for a case without it."""
+    """What keeps a form from holding, and the simpler case: ``"without latency"``."""
 
     reason: str
     nearest: str
@@ -74,8 +62,8 @@ def closed_forms(
 
 def nearest_forms(
     schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle] = ()
-) -> list[NearestForm]:
-    """Return the closed forms that would hold for simpler costs; parameters as above.
+) -> list[tuple[FormValue, Obstacle]]:
+    """Return the closed forms that would hold for simpler costs, and why not; parameters as above.
 
     Left out are those of quantities that an exact form is known of, and those that are about other
     sizes or options.
@@ -100,7 +88,7 @@ def nearest_forms(
         if here:
             seen.add((form.quantity, form.text))
             reasons, words = (", ".join(texts) for texts in zip(*here, strict=True))
-            nearest.append(NearestForm(FormValue.of(form, simpler), reasons, words))
+            nearest.append((FormValue.of(form, simpler), Obstacle(reasons, words)))
     return nearest
 
 
