@@ -41,7 +41,7 @@ TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 
 
 class Obstacle(NamedTuple):
-    """What keeps a form from holding, and the simpler case: ``"without latency"``."""
+    """Reason for which a form does not hold, and the simpler case: ``"without latency"``."""
 
     reason: str
     nearest: str
