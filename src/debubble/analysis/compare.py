@@ -145,15 +145,7 @@ def compare(
     _refuse_unused(items, chunks)
 
     labels = _labels(items)
-    rows: list[Row] = []
-    skipped: list[tuple[str, str]] = []
-    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
-        if progress is not None:
-            progress(label, index, len(items))
-        try:
-            rows.append(_row(label, *_simulated(item, asked, chunks, options), memory))
-        except DebubbleError as error:
-            skipped.append((label, str(error)))
+    rows, skipped = _rows(labels, items, asked, chunks, options, progress)
     every = rows
     if varying is not None:
         rows = _raced(rows, varying, stop)
@@ -163,9 +155,8 @@ def compare(
         notes.append(f"no time left: {counted(late, 'schedule')} not compared")
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
-        notes=tuple(notes), unlike=unlike, costs=costs,
-        memory=memory, p2p_mode=p2p_mode, time_unit=costs.time_unit,
-        memory_unit=costs.activation_unit,
+        notes=tuple(notes), unlike=unlike, costs=costs, memory=memory, p2p_mode=p2p_mode,
+        time_unit=costs.time_unit, memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
     )  # fmt: skip
 
@@ -278,6 +269,23 @@ def _simulated(
     }
     found = replace(asked, schedule=item, options=values, **sizes)
     return found.timeline, found.cut
+
+
+def _rows(
+    labels: list[str], items: list[_Read], asked: Question, chunks: int | Sequence[int] | None,
+    options: Mapping[str, Any], progress: Callable[[str, int, int], None] | None,
+) -> tuple[list[Row], list[tuple[str, str]]]:  # fmt: skip
+    """Return the rows of items, and the names and reasons of those that cannot be made or run."""
+    rows: list[Row] = []
+    skipped: list[tuple[str, str]] = []
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
+        if progress is not None:
+            progress(label, index, len(items))
+        try:
+            rows.append(_row(label, *_simulated(item, asked, chunks, options), asked.memory))
+        except DebubbleError as error:
+            skipped.append((label, str(error)))
+    return rows, skipped
 
 
 def _row(label: str, timeline: Timeline, cut: Cut, memory: Limit | None) -> Row:
