@@ -9,9 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.analysis.check import caveats
-from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import CODES, LISTED
 from debubble.analysis.summary import report, summary
+from debubble.analysis.warnings import pytorch_warnings
 from debubble.core.actions import PAIR_SHIFT, Kind, pack
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import debubble as db
 from debubble.core.actions import Program
 from debubble.core.sequence import alternate, backward, forward
 from debubble.schedules import registry
+from debubble.schedules._entry import CONDITIONS
 
 
 def test_founding_schedules_are_there() -> None:
@@ -136,3 +138,14 @@ def test_a_flush_waits_for_all_ranks_before_anyone_steps() -> None:
     steps = timeline.start[(timeline.schedule.actions & 31) == db.Kind.OPT]
     assert steps.tolist() == [33, 71] * 4
     assert timeline.makespan == 2 * (33 + 5)
+
+
+def test_common_words_of_a_condition_say_when_a_form_holds() -> None:
+    form = registry.makespan_is(
+        "m(F + B)", condition="no latency, m ≥ p, odd", holds=lambda case: case.m % 2 == 1
+    )
+    for latency, microbatches, holds in ((0, 5, True), (1, 5, False), (0, 3, False), (0, 6, False)):
+        assert form.holds(SimpleNamespace(c=latency, m=microbatches, p=4)) == holds
+    words = {word for entry in db.schedules() for form in entry.forms for word in
+             form.condition.split(", ")}  # fmt: skip
+    assert set(CONDITIONS) <= words

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
-from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
-from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding, reduces
 from debubble.analysis.structure import inspect_structure
+from debubble.analysis.warnings import lost_in_queues, pytorch_warnings
 from debubble.core.actions import (
     SHARDING_KINDS,
     TRANSFER_KINDS,

@@ -144,20 +144,19 @@ def compare(
     _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
 
-    def row_of(label: str, item: _Read) -> Row:
-        return _row(label, *_simulated(item, asked, chunks, options), memory)
-
     labels = _labels(items)
-    rows, skipped = _rows(labels, items, row_of, progress)
-    every = len(rows)
+    rows, skipped = _rows(labels, items, asked, chunks, options, progress)
+    every = rows
     if varying is not None:
         rows = _raced(rows, varying, stop)
     unlike = _differences(rows)
+    notes = _notes(rows, unlike)
+    if late := len(every) - len(rows):
+        notes.append(f"no time left: {counted(late, 'schedule')} not compared")
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
-        notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
-        memory=memory, p2p_mode=p2p_mode, time_unit=costs.time_unit,
-        memory_unit=costs.activation_unit,
+        notes=tuple(notes), unlike=unlike, costs=costs, memory=memory, p2p_mode=p2p_mode,
+        time_unit=costs.time_unit, memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
     )  # fmt: skip
 
@@ -252,10 +251,7 @@ def _labels(items: list[_Read]) -> list[str]:
 def _simulated(
     read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
 ) -> tuple[Timeline, Cut]:
-    """Simulate one item; a name is made with those of the shared options that it takes.
-
-    Returns the layers of every stage, too, where they were cut.
-    """
+    """Return the simulation of an item and its cut, if any; a name takes the options it has."""
     item, own = read
     if isinstance(item, Timeline):
         return item, ()
@@ -276,8 +272,8 @@ def _simulated(
 
 
 def _rows(
-    labels: list[str], items: list[_Read], row_of: Callable[[str, _Read], Row],
-    progress: Callable[[str, int, int], None] | None,
+    labels: list[str], items: list[_Read], asked: Question, chunks: int | Sequence[int] | None,
+    options: Mapping[str, Any], progress: Callable[[str, int, int], None] | None,
 ) -> tuple[list[Row], list[tuple[str, str]]]:  # fmt: skip
     """Return the rows of items, and the names and reasons of those that cannot be made or run."""
     rows: list[Row] = []
@@ -286,7 +282,7 @@ def _rows(
         if progress is not None:
             progress(label, index, len(items))
         try:
-            rows.append(row_of(label, item))
+            rows.append(_row(label, *_simulated(item, asked, chunks, options), asked.memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
     return rows, skipped
@@ -320,11 +316,7 @@ def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> 
     return [replace(row, wins=won.get(row.name, 0.0)) for row in rows]
 
 
-def _late(count: int) -> tuple[str, ...]:
-    return (f"no time left: {counted(count, 'schedule')} not compared",) if count else ()
-
-
-def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
+def _notes(rows: list[Row], unlike: tuple[str, ...]) -> list[str]:
     """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
@@ -358,4 +350,4 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
             f"{', '.join(asynchronous)}: trains with weights that are a step old or more, "
             "which is another training rule"
         )
-    return tuple(notes)
+    return notes

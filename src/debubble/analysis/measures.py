@@ -156,7 +156,9 @@ def parameter_copies(schedule: Schedule) -> float:
 def receive_buffers(timeline: Timeline) -> dict[str, list[int]] | None:
     """Return slots of receive buffers on every rank, where transfers are actions."""
     schedule = timeline.schedule
-    return None if first_transfer(schedule) is None else receive_slots(schedule).to_dict()
+    if first_transfer(schedule) is None:
+        return None
+    return {pool: slots.sum(axis=1).tolist() for pool, slots in receive_slots(schedule).items()}
 
 
 def p2p_volume(timeline: Timeline) -> float:

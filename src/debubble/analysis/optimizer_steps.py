@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, first_gaps, spot
+from debubble.analysis.problems import Findings, Problem, spot
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, kinds_of, microbatches_of
 from debubble.core.kind_relations import FORWARD_KIND, STEP_KIND
@@ -101,9 +101,7 @@ def _sequence(steps: _RankSteps, found: Findings) -> None:
     outside = (seen < 0) | (seen >= count)
     highest = np.maximum.accumulate(np.where(outside, -1, seen)) if len(seen) else seen
     late = seen < highest
-    gaps, missing = first_gaps(np.unique(seen[~outside]), count)
-    found.add("optimizer", gaps, absent)
-    found.omit("optimizer", missing - len(gaps))
+    found.add_gaps("optimizer", np.unique(seen[~outside]), count, absent)
     found.add("optimizer", np.flatnonzero(outside | again | late), misplaced)
 
 

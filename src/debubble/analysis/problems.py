@@ -216,6 +216,14 @@ class Findings:
         """Add the same problem of the actions at some positions."""
         self.add(code, where, lambda position: spot(schedule, position).problem(code, what, fix))
 
+    def add_gaps(
+        self, code: str, present: NDArray[np.int64], count: int, describe: Callable[[int], Problem]
+    ) -> None:
+        """Describe the first few numbers of 0..count-1 that are not there, and count the rest."""
+        gaps, absent = first_gaps(present, count)
+        self.add(code, gaps, describe)
+        self.omit(code, absent - len(gaps))
+
     def omit(self, code: str, count: int) -> None:
         """Count problems that are not listed."""
         if count > 0:

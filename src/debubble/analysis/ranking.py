@@ -72,11 +72,6 @@ class Row:
             raise AttributeError(f"a row has no '{name}'; it has {', '.join(values)}")
         return values[name]
 
-    def relative_to(self, best: float | None) -> Row:
-        """Return the row with its ratio to a makespan, or with none."""
-        ratio = self.makespan / best if best else 1.0
-        return replace(self, ratio=None if best is None else ratio)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data."""
         schedule = self.schedule
@@ -105,5 +100,7 @@ def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
         return not row.fits, float(f"{value:.9g}"), row.peak_activation
 
     ordered = sorted(rows, key=place)
-    first = ordered[0].makespan if ordered and by == "makespan" else None
-    return tuple(row.relative_to(first) for row in ordered)
+    if by == "overhead":
+        return tuple(replace(row, ratio=None) for row in ordered)
+    best = ordered[0].makespan if ordered else 0.0
+    return tuple(replace(row, ratio=row.makespan / best if best else 1.0) for row in ordered)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,34 +16,17 @@ DENSE = 4
 """A table of all (stage, microbatch) is made while it has at most this many entries per action."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReceiveSlots:
-    """Slots that pools of receive buffers need on every rank, by what shares a pool."""
-
-    by_stage: NDArray[np.int64]
-    """Activations and gradients in a pool of each stage, summed over the rank's stages; shape
-    ``(ranks, 2)``."""
-    by_direction: NDArray[np.int64]
-    """One pool for all activations of a rank, and one for all gradients; shape ``(ranks, 2)``."""
-    shared: NDArray[np.int64]
-    """One pool for both; shape ``(ranks,)``."""
-
-    def to_dict(self) -> dict[str, list[int]]:
-        """Return slots of every rank, activations and gradients together."""
-        return {
-            "by_stage": self.by_stage.sum(axis=1).tolist(),
-            "by_direction": self.by_direction.sum(axis=1).tolist(),
-            "shared": self.shared.tolist(),
-        }
-
-
-def receive_slots(schedule: Schedule) -> ReceiveSlots:
+def receive_slots(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
     """Return slots of receive buffers in a schedule whose transfers are actions.
 
     A buffer is taken when its receive is posted and free again after the last backward that uses
     what came: an activation is the input that its stage keeps for the backward, a gradient goes to
     the backward, and where that is split both are kept for W. So the number depends on where
     receives stand, and not on the number of microbatches once there are enough of them.
+
+    By what shares a pool: ``by_stage``, a pool of each stage for activations and one for gradients,
+    summed over the rank's stages, and ``by_direction``, one for all activations of a rank and one
+    for all gradients, both of shape ``(ranks, 2)``; ``shared``, one for both, ``(ranks, 1)``.
 
     Slots of one pool have the same size, which a model has whose boundaries are all alike. PyTorch
     pools by stage and direction; what the other ways save was measured on its pull request 196465.
@@ -55,7 +36,7 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
     >>> import debubble as db
     >>> from debubble.lowering.transfers import add_transfers
     >>> slots = receive_slots(add_transfers(db.make("1f1b", ranks=4, microbatches=8)))
-    >>> slots.by_direction.tolist()
+    >>> slots["by_direction"].tolist()
     [[0, 1], [4, 1], [3, 1], [2, 0]]
     """
     actions, ranks = schedule.actions, schedule.ranks
@@ -69,18 +50,19 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
     width = int(stage.max(initial=0)) + 1
     pools = (rank * width + stage) * 2 + gradient
 
-    def summed(pool: NDArray[np.int64], row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    def summed(pool: NDArray[np.int64], row: NDArray[np.int64], columns: int) -> NDArray[np.int64]:
         found, most = _most_live(received, freed, pool)
         owner = np.zeros(int(pool.max(initial=0)) + 1, dtype=np.int64)
         owner[pool] = row
-        return np.bincount(owner[found], weights=most, minlength=rows).astype(np.int64)
+        slots = np.bincount(owner[found], weights=most, minlength=columns * ranks)
+        return slots.astype(np.int64).reshape(ranks, columns)
 
     place = 2 * rank + gradient
-    return ReceiveSlots(
-        summed(pools, place, 2 * ranks).reshape(ranks, 2),
-        summed(place, place, 2 * ranks).reshape(ranks, 2),
-        summed(rank, rank, ranks),
-    )
+    return {
+        "by_stage": summed(pools, place, 2),
+        "by_direction": summed(place, place, 2),
+        "shared": summed(rank, rank, 1),
+    }
 
 
 def _last_use(schedule: Schedule, received: NDArray[np.int64]) -> NDArray[np.int64]:

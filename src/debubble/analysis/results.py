@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from debubble.analysis.layout import Column, wrap
 from debubble.analysis.measures import MEASURES, Measure
+from debubble.analysis.metrics import above_limit
 from debubble.core.units import Scale, memory_scale, number, percent
 from debubble.core.units import time as time_text
 from debubble.engine.ensembles import Spread
-from debubble.engine.memory import ROUNDING, Limit, memory_limits
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 
 
@@ -59,8 +60,7 @@ def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
 
 def keeps(timeline: Timeline, limit: Limit | None) -> bool:
     """Return whether every rank stays within its memory."""
-    limits = memory_limits(limit, timeline.schedule.ranks)
-    return limits is None or bool((timeline.peak_activation <= limits * (1 + ROUNDING)).all())
+    return limit is None or not above_limit(timeline.peak_activation, limit)
 
 
 RACE = (

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
+from debubble.analysis.problems import Findings, Problem, late_need, spot
 from debubble.core.actions import COPY_KINDS, VOCABULARY_KINDS, WHOLE_STAGE_KINDS, Action, Kind
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import (
@@ -251,9 +251,8 @@ def _missing(cells: _Cells, found: Findings) -> None:
         found.add("missing", cells.number[gap], partial(describe, kinds=kinds))
 
     # Cells of which nothing is there.
-    gaps, absent = first_gaps(cells.number, schedule.stages * schedule.units)
-    found.add("missing", gaps, partial(describe, kinds=(FORWARD_KIND, *backward)))
-    found.omit("missing", absent - len(gaps))
+    every = partial(describe, kinds=(FORWARD_KIND, *backward))
+    found.add_gaps("missing", cells.number, schedule.stages * schedule.units, every)
 
 
 def _absent(rank: int, *texts: str) -> Problem:
@@ -312,9 +311,8 @@ def _shards(columns: ActionColumns, found: Findings) -> None:
     found.add("vocabulary", here[~placed], misplaced)
     cells, at = _first_positions(columns, here[placed], rank, VOCABULARY_KINDS, found)
     for kind in VOCABULARY_KINDS:
-        gaps, absent = first_gaps(cells[at[kind] >= 0], schedule.ranks * units)
-        found.add("missing", gaps, partial(missing, kind=kind))
-        found.omit("missing", absent - len(gaps))
+        there = cells[at[kind] >= 0]
+        found.add_gaps("missing", there, schedule.ranks * units, partial(missing, kind=kind))
     S, T = at.values()
     wrong = np.flatnonzero((T >= 0) & (S > T))
 

@@ -25,7 +25,6 @@ from debubble.engine.timeline import Timeline
 from debubble.schedules.forms import (
     TIME_QUANTITIES,
     FormValue,
-    NearestForm,
     Obstacle,
     closed_forms,
     nearest_forms,
@@ -80,8 +79,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "notes": list(caveats(timeline)),
         "closed_forms": [_compared(form, measures) for form in forms],
         "nearest_forms": [
-            _compared(item.found, measures) | {"reason": item.reason, "nearest": item.nearest}
-            for item in near
+            _compared(form, measures) | obstacle._asdict() for form, obstacle in near
         ],
         "units": units(timeline.table.costs),
         "conventions": conventions(timeline),
@@ -158,7 +156,7 @@ def heading(schedule: Schedule) -> str:
     return f"{schedule.name}: {', '.join(parts)}{f' · {options}' if options else ''}"
 
 
-def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
+def _forms(timeline: Timeline) -> tuple[list[FormValue], list[tuple[FormValue, Obstacle]]]:
     """Return closed forms that speak about this timeline, and those that do so nearly."""
     costs = timeline.table.costs
     schedule = timeline.schedule

@@ -52,12 +52,10 @@ def bibliography(names: Iterable[str]) -> str:
     """
     entries = {name: registry.find(name) for name in sorted(set(names))}
     lines = [comment(f"{name}: {', '.join(cited_by(name))}") for name in entries]
-    records = {}
+    records: dict[str, str] = {}
     for entry in entries.values():
-        for key in keys_in(entry.cited):
-            records[key] = bibtex(key, SOURCES[key])
-        if not keys_in(entry.cited):
-            records[_own_key(entry)] = _own(entry)
+        own = {key: bibtex(key, SOURCES[key]) for key in keys_in(entry.cited)}
+        records |= own or {_own_key(entry): _own(entry)}
     return "".join([*lines, *(f"\n{records[key]}" for key in sorted(records))])
 
 

@@ -32,19 +32,15 @@ class CostCondition:
 
     @property
     def advice(self) -> str:
-        """The words for a schedule without it, and the parameter that adds it."""
-        return "; give ".join(filter(None, (self.lack, self._parameter)))
+        """The words for a schedule without it, and the parameter that adds it in Python."""
+        given = f"{self.option}={self.values[0]!r}" if self.values else self.option
+        return "; give ".join(filter(None, (self.lack, given)))
 
     @property
     def typed_advice(self) -> str:
         """Words for a schedule without it, and the option of the command line that adds it."""
         flag = self.option and f"--{' '.join((self.option, *self.values[:1]))}"
         return "; give ".join(filter(None, (self.lack, flag)))
-
-    @property
-    def _parameter(self) -> str:
-        """The option as a parameter in Python."""
-        return f"{self.option}={self.values[0]!r}" if self.values else self.option
 
 
 def _kinds(*kinds: Kind) -> Callable[[Schedule, Costs], bool]:

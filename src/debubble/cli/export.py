@@ -12,7 +12,7 @@ import typer
 
 from debubble.analysis.check import caveats
 from debubble.analysis.metrics import above_limit, kept_text
-from debubble.analysis.outputs import pytorch_warnings
+from debubble.analysis.warnings import pytorch_warnings
 from debubble.cli.app import command
 from debubble.cli.options import (
     AsJson,

@@ -119,8 +119,43 @@ class ClosedForm:
         return plain
 
 
+CONDITIONS: dict[str, Callable[[Any], bool]] = {
+    "no latency": lambda k: k.c == 0,
+    "F = I = W": lambda k: k.F == k.I == k.W,
+    "W ≤ F and I": lambda k: min(k.F, k.I) >= k.W,
+    "O ≥ F and O ≥ B": lambda k: max(k.F, k.B) <= k.O,
+    "m ≥ p": lambda k: k.m >= k.p,
+    "m ≥ 2p": lambda k: k.m >= 2 * k.p,
+    "m ≥ 2p − 1": lambda k: k.m >= 2 * k.p - 1,
+    "p ≥ 3": lambda k: k.p >= 3,
+    "kept_for_weight = 1": lambda k: k.kept == k.unit,
+    "copies take no time": lambda k: k.copy == 0,
+    "default memory": lambda k: k.memory is None,
+    "published order": lambda k: k.published,
+    "objective makespan": lambda k: k.objective == "makespan",
+    "objective stage-time": lambda k: k.objective == "stage-time",
+}
+"""Common conditions of closed forms, by their words."""
+
+
+def form_of(
+    quantity: str,
+    text: str,
+    value: Callable[[Any], float | list[float]] | None = None,
+    accuracy: str = "exact",
+    condition: str = "",
+    holds: Callable[[Any], bool] = lambda case: True,  # noqa: ARG005 - the trivial default
+) -> ClosedForm:
+    """Return a closed form; `holds` is what :data:`CONDITIONS` does not have of its condition."""
+    known = [CONDITIONS[words] for words in condition.split(", ") if words in CONDITIONS]
+    return ClosedForm(
+        quantity, text, value, accuracy,
+        lambda case: all(each(case) for each in (*known, holds)), condition,
+    )  # fmt: skip
+
+
 makespan_is, stage_time_is, bubble_is, peak_is = (
-    partial(ClosedForm, quantity)
+    partial(form_of, quantity)
     for quantity in ("makespan", "stage_time", "bubble_time", "peak_activation")
 )
 """Closed forms of these quantities."""
@@ -344,12 +379,11 @@ def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
     value = getattr(case, parameter)
     if not isinstance(value, int):
         return None
+    tried = SimpleNamespace(**vars(case))
     for distance in range(1, NEAREST_SEARCH):
         for candidate in (value - distance, value + distance):
-            if candidate < 1:
-                continue
-            changed = SimpleNamespace(**vars(case) | {parameter: candidate})
-            if all(constraint.holds(changed) for constraint in entry.constraints):
+            setattr(tried, parameter, candidate)
+            if candidate >= 1 and all(each.holds(tried) for each in entry.constraints):
                 return candidate
     return None
 

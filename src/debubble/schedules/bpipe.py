@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward, forward, merge
 from debubble.schedules.one_f_one_b import FILL_AND_WORK
 from debubble.schedules.registry import makespan_is, peak_is, register
@@ -34,13 +33,12 @@ def _hidden(k: Any) -> bool:
     title="1F1B with the activations of early ranks kept by late ranks",
     year=2023,
     source="@kim2023bpipe",
-    placement=Placement.loop,
     chunks=1,
     offload_to=pairs,
     forms=(
         makespan_is(
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and _hidden(k),
+            holds=_hidden,
             condition="no latency, a copy takes at most F, at most B and at most (F + B)/2",
         ),
         peak_is(

@@ -13,6 +13,7 @@ from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.engine.memory import ROUNDING
+from debubble.schedules._entry import form_of
 from debubble.schedules._storage import Storage, Terms, named_by
 from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
 
@@ -123,30 +124,12 @@ def _forms(
     def longest(k: Any) -> float:
         return work(k) + wait(k.p) * float(k.F)
 
-    def equal(k: Any) -> bool:
-        return bool(k.F == k.I == k.W and k.c == 0 and k.p >= 3 and k.m >= 2 * k.p)
-
     def timed(quantity: str, value: Callable[[Any], float]) -> Iterator[ClosedForm]:
         text = "2m(F + I + W)" + (f" + {waits}" if value is longest else "")
-        objective = quantity.replace("_", "-")
-        condition = "F = I = W, no latency, p ≥ 3, m ≥ 2p"
-        yield ClosedForm(
-            quantity,
-            text,
-            value,
-            holds=lambda k: equal(k) and k.published,
-            condition=f"{condition}, published order",
-        )
-        yield ClosedForm(
-            quantity,
-            text,
-            value,
-            accuracy="upper bound",
-            holds=lambda k: (
-                equal(k) and not k.published and k.memory is None and k.objective == objective
-            ),
-            condition=f"{condition}, default memory, objective {objective}",
-        )
+        equal = "F = I = W, no latency, p ≥ 3, m ≥ 2p"
+        own = f"{equal}, default memory, objective {quantity.replace('_', '-')}"
+        yield form_of(quantity, text, value, condition=f"{equal}, published order")
+        yield form_of(quantity, text, value, "upper bound", own, lambda k: not k.published)
 
     return (
         *timed("makespan", longest),
@@ -154,7 +137,6 @@ def _forms(
         peak_is(
             f"{memory}, at most m",
             lambda k: 2 * min(block.memory(k.p), k.m) * k.unit,
-            holds=lambda k: k.published and k.kept == k.unit,
             condition="published order, kept_for_weight = 1",
         ),
         peak_is(

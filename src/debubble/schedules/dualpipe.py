@@ -12,6 +12,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, paired, sequence
 from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
+from debubble.schedules.waves import EVEN_RANKS
 
 
 def meeting(
@@ -113,11 +114,12 @@ def _forms(
     W ≤ I ≤ F and max(F, B) ≤ O.
     """
 
-    def mine(k: Any) -> bool:
-        return bool(getattr(k, "split_drain", True) == split_drain)
-
     def exact(k: Any) -> bool:
         return bool(k.c == 0 and _in_order(k))
+
+    def bound(k: Any) -> bool:
+        # A full backward that is slower than its parts runs less often than the formulas count.
+        return not exact(k) and bool(k.B <= (k.I + k.W) * (1 + 1e-9))
 
     def longest(k: Any) -> float:
         return _longest_idle(k, of(k)[0], split_drain)
@@ -125,30 +127,25 @@ def _forms(
     def makespan(k: Any) -> float:
         return _time(k, *of(k), split_drain)
 
-    published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
-    rows: tuple[tuple[str, str, Callable[[Any], float], Callable[[Any], bool], str], ...] = (
-        ("makespan", time, makespan, lambda _: True, ""),
-        ("bubble_time", published, longest, lambda k: k.F == k.I, "F = I"),
-        ("bubble_time", general, longest, lambda k: k.F != k.I, ""),
-    )
-    if not split_drain:
-        whole = f"({depth} − 1)(O + F)"
-        rows = (rows[0], ("bubble_time", whole, longest, lambda _: True, ""))
-
-    def bound(k: Any) -> bool:
-        # A full backward that is slower than its parts runs less often than the formulas count.
-        return not exact(k) and bool(k.B <= (k.I + k.W) * (1 + 1e-9))
-
-    drained = "" if split_drain else "split_drain false"
+    rows: list[tuple[str, str, Callable[[Any], float], Callable[[Any], bool], tuple[str, ...]]]
+    rows = [("makespan", time, makespan, lambda _: True, ())]
+    if split_drain:
+        published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
+        rows.append(("bubble_time", published, longest, lambda k: k.F == k.I, ("F = I",)))
+        rows.append(("bubble_time", general, longest, lambda k: k.F != k.I, ()))
+    else:
+        rows.append(("bubble_time", f"({depth} − 1)(O + F)", longest, lambda _: True, ()))
+    drained = () if split_drain else ("split_drain false",)
     for accuracy, applies, where in (
-        ("exact", exact, ("no latency", _IN_ORDER)), ("lower bound", bound, ("B ≤ I + W",)),
+        ("exact", exact, f"no latency, {_IN_ORDER}"), ("lower bound", bound, "B ≤ I + W"),
     ):  # fmt: skip
         for quantity, text, value, costs, more in rows:
 
             def holds(k: Any, applies: Any = applies, costs: Any = costs) -> bool:
-                return bool(mine(k) and applies(k) and costs(k))
+                mine = getattr(k, "split_drain", True) == split_drain
+                return bool(mine and applies(k) and costs(k))
 
-            condition = ", ".join(filter(None, (*where, more, drained)))
+            condition = ", ".join((where, *more, *drained))
             yield ClosedForm(quantity, text, value, accuracy, holds, condition)
 
 
@@ -160,7 +157,7 @@ def _forms(
     placement=Placement.bidirectional,
     chunks=1,
     constraints=(
-        Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),
+        EVEN_RANKS,
         Constraint(
             "microbatches",
             "an even number of microbatches, at least 2·ranks (both directions together)",

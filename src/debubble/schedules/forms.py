@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from debubble.schedules._entry import FormValue as FormValue  # part of what is 
 from debubble.schedules.registry import entries, find
 
 __all__ = [
-    "TIME_QUANTITIES", "FormValue", "NearestForm", "Obstacle", "closed_forms", "form_case",
+    "TIME_QUANTITIES", "FormValue", "Obstacle", "closed_forms", "form_case",
     "nearest_forms", "not_in_forms",
 ]  # fmt: skip
 
@@ -40,20 +40,8 @@ TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
 
 
-@dataclass(frozen=True)
-class NearestForm:
-    """A closed form that does not hold."""
-
-    found: FormValue
-    """The formula, and its value for the nearest costs for which it holds."""
-    reason: str
-    """Reason for which it does not hold, in words."""
-    nearest: str
-    """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
-
-
 class Obstacle(NamedTuple):
-    """A property of a case that no formula covers, and the words for a case without it."""
+    """Reason for which a form does not hold, and the simpler case: ``"without latency"``."""
 
     reason: str
     nearest: str
@@ -69,19 +57,13 @@ def closed_forms(
     not cover.
     """
     found = _Forms.of(schedule, costs, obstacles)
-    if found is None or found.always or found.unsure:
-        return []
-    return [
-        FormValue.of(form, found.case)
-        for form in found.known
-        if not found.unknown[part_of(form)] and form.holds(found.case)
-    ]
+    return found.holding() if found else []
 
 
 def nearest_forms(
     schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle] = ()
-) -> list[NearestForm]:
-    """Return the closed forms that would hold for simpler costs; parameters as above.
+) -> list[tuple[FormValue, Obstacle]]:
+    """Return the closed forms that would hold for simpler costs, and why not; parameters as above.
 
     Left out are those of quantities that an exact form is known of, and those that are about other
     sizes or options.
@@ -89,25 +71,24 @@ def nearest_forms(
     found = _Forms.of(schedule, costs, obstacles)
     if found is None:
         return []
-    known, always = found.known, found.always
-    recomputes = recompute_share(schedule).any()
-    if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
-        always = [*always, Obstacle("forwards are recomputed", "without recompute")]
-        known = found.entry.forms
-    holding = [] if always else closed_forms(schedule, costs, obstacles)
+    timed = any(form.quantity in TIME_QUANTITIES for form in found.known)
+    if not timed and recompute_share(schedule).any():
+        found.always.append(Obstacle("forwards are recomputed", "without recompute"))
+        found.known = found.entry.forms
+    holding = found.holding()
     exact = {item.form.quantity for item in holding if item.form.accuracy == "exact"}
     seen = {(item.form.quantity, item.form.text) for item in holding}
     nearest = []
-    for form in known:
+    for form in found.known:
         near = _nearest_case(form, found.case)
         if form.quantity in exact or (form.quantity, form.text) in seen or near is None:
             continue
         simpler, more = near
-        here = [*always, *found.unknown[part_of(form)], *more]
+        here = [*found.always, *found.unknown[part_of(form)], *more]
         if here:
             seen.add((form.quantity, form.text))
             reasons, words = (", ".join(texts) for texts in zip(*here, strict=True))
-            nearest.append(NearestForm(FormValue.of(form, simpler), reasons, words))
+            nearest.append((FormValue.of(form, simpler), Obstacle(reasons, words)))
     return nearest
 
 
@@ -127,8 +108,18 @@ class _Forms:
     """Obstacles of every form."""
     unsure: bool
     """Whether the schedule was made for costs that recomputes and copies have changed since."""
-    unknown: dict[str, list[Obstacle]] = field(default_factory=dict)
+    unknown: dict[str, list[Obstacle]]
     """Obstacles of forms of times and of memory: costs that formulas do not have."""
+
+    def holding(self) -> list[FormValue]:
+        """Return the values of the forms that hold."""
+        if self.always or self.unsure:
+            return []
+        return [
+            FormValue.of(form, self.case)
+            for form in self.known
+            if not self.unknown[part_of(form)] and form.holds(self.case)
+        ]
 
     @classmethod
     def of(cls, schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle]) -> _Forms | None:
@@ -187,10 +178,11 @@ def _changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
     return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
 
 
+_NO_REPLICAS = Obstacle("replicas exchange weights and gradients", "without that")
 _WORDS = {
     "OPT": Obstacle("optimizer steps take time", "without optimizer steps"),
-    "unshard": Obstacle("replicas exchange weights and gradients", "without that"),
-    "reduce_grad": Obstacle("replicas exchange weights and gradients", "without that"),
+    "unshard": _NO_REPLICAS,
+    "reduce_grad": _NO_REPLICAS,
     "kv": Obstacle("keys and values are held, too", "without them"),
     "static": Obstacle("ranks hold more than activations", "without that"),
 }
@@ -203,15 +195,14 @@ _CARRIES = Obstacle("stages carry something to others than the next", "without t
 def form_case(schedule: Schedule, costs: Costs) -> SimpleNamespace:
     """Return the variables of a registered schedule's closed forms, see :class:`ClosedForm`."""
     table = costs.table(schedule)
-    F, I, W, B, S, T = (
-        float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
-    )
+    kinds = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
     case = find(schedule.name).case(**schedule.options)
     vars(case).update(
         ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks, s=schedule.slices,
-        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), S=S, T=T, c=costs.transfer,
-        shard=table.shard, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
+        **{kind.name: float(table.duration[kind, 0]) for kind in kinds},
+        O=table.pair((0, 0), (int(Kind.B), 0)), c=costs.transfer, shard=table.shard, table=table,
+        unit=float(table.activation[0]), kept=float(table.kept[0]),
         copy=_copy_time(schedule, table),
     )  # fmt: skip
     share = case.kept / case.unit if case.unit else 0.0
@@ -227,8 +218,9 @@ def _copy_time(schedule: Schedule, table: CostTable) -> float:
     return sharing * table.copy(Kind.OFFLOAD, 0, target)
 
 
-_WEAKER = {"exact": "upper bound", "upper bound": "upper bound"}
-"""Accuracy of a formula for times when R does not wait for the gradient; others are left out."""
+_AT_MOST = {"exact": "upper bound", "upper bound": "upper bound"}
+_AT_LEAST = {"exact": "lower bound", "lower bound": "lower bound"}
+"""Accuracy of a formula for what may be less, and for what may be more; others are left out."""
 
 
 def _with_recompute(
@@ -266,8 +258,8 @@ def _with_recompute(
     for form in forms:
         if form.quantity == "peak_activation":
             found += [] if split else [_checkpoint_peak(form, "(v·s)" if case.s > 1 else "v")]
-        elif late or form.accuracy in _WEAKER:
-            accuracy = form.accuracy if late else _WEAKER[form.accuracy]
+        elif late or form.accuracy in _AT_MOST:
+            accuracy = form.accuracy if late else _AT_MOST[form.accuracy]
             found.append(replace(form, text=form.text + longer, accuracy=accuracy))
     return tuple(found)
 
@@ -294,11 +286,6 @@ def _checkpoint_peak(form: ClosedForm, parts: str) -> ClosedForm:
     return replace(form, text=text, value=value, condition=condition)
 
 
-_LATER = {"exact": "lower bound", "lower bound": "lower bound"}
-_LESS = {"exact": "upper bound", "upper bound": "upper bound"}
-"""Accuracy of a formula for times, and for memory, where activations are away for a while."""
-
-
 def _with_offload(
     forms: tuple[ClosedForm, ...], entry: Entry, schedule: Schedule
 ) -> tuple[ClosedForm, ...]:
@@ -308,7 +295,7 @@ def _with_offload(
     """
     if entry.copies_activations or not has(schedule, COPY_KINDS):
         return forms
-    weaker = {"times": _LATER, "memory": _LESS}
+    weaker = {"times": _AT_LEAST, "memory": _AT_MOST}
     found = ((form, weaker[part_of(form)].get(form.accuracy)) for form in forms)
     return tuple(replace(form, accuracy=accuracy) for form, accuracy in found if accuracy)
 
@@ -324,26 +311,21 @@ def _nearest_case(
     third = (case.F + case.I + case.W) / 3
     pair = case.O / (case.F + case.B) if case.F + case.B else 1.0
     equal = {"F": third, "I": third, "W": third, "B": 2 * third, "O": 3 * third * pair}
-    no_latency = Obstacle(f"a transfer takes {number(case.c)}", "without latency")
+    latency = Obstacle(f"a transfer takes {number(case.c)}", "without latency")
     differ = Obstacle("F, I and W differ", "for F = I = W of the same sum")
     whole = {"O": max(case.F, case.B)}
     short = Obstacle(
         "an overlapped pair takes less than the longer of its parts",
         f"for O = {number(whole['O'])}",
     )
-    for changes, obstacles in (
-        ({}, []),
-        ({"c": 0.0}, [no_latency]),
-        (equal, [differ]),
-        ({"c": 0.0, **equal}, [no_latency, differ]),
-        (whole, [short]),
-        ({"c": 0.0, **whole}, [no_latency, short]),
-    ):
-        if ("c" in changes and case.c == 0) or (short in obstacles and whole["O"] <= case.O):
-            continue
-        changed = SimpleNamespace(**vars(case) | changes)
-        if form.holds(changed):
-            return changed, obstacles
+    changes: list[tuple[dict[str, float], list[Obstacle]]] = [({}, []), (equal, [differ])]
+    if whole["O"] > case.O:
+        changes.append((whole, [short]))
+    for changed, obstacles in changes:
+        for transfer in dict.fromkeys((case.c, 0.0)):
+            near = SimpleNamespace(**vars(case) | changed | {"c": transfer})
+            if form.holds(near):
+                return near, [latency, *obstacles] if transfer != case.c else obstacles
     return None
 
 
@@ -363,9 +345,10 @@ def _mean(schedule: Schedule, costs: Costs) -> Costs:
         pair = math.fsum(times) / len(pair)
     if pair is not None and costs.basis == "rank":
         pair = pair / (costs.chunks or schedule.chunks)
-    F, I, W, B, R = (float(whole[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R))
+    kinds = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
+    each: dict[str, Any] = {kind.name: float(whole[kind]) for kind in kinds}
     kept = float(np.clip(table.kept.sum() / total, 0, 1)) if total else 1.0
     return Costs(
-        F=F, I=I, W=W, B=B, R=R, O=pair, overlap_factor=costs.overlap_factor, p2p=transfer,
+        **each, O=pair, overlap_factor=costs.overlap_factor, p2p=transfer,
         activation=activation, kept_for_weight=kept,
     )  # fmt: skip

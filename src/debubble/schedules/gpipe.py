@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, sequence
 from debubble.schedules.registry import makespan_is, peak_is, register
 
@@ -15,7 +14,6 @@ from debubble.schedules.registry import makespan_is, peak_is, register
     title="All forwards, then all backwards",
     year=2018,
     source="@huang2019gpipe",
-    placement=Placement.loop,
     chunks=1,
     aliases=("afab", "f-then-b"),
     forms=(makespan_is("(m + p − 1)(F + B) + 2(p − 1)c"), peak_is("m")),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, interleaved_table
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
@@ -69,28 +67,6 @@ def _other_group(case: Any) -> str:
     return f"--group-size {fits}" if fits else ""
 
 
-def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
-    """Return constraints on groups; `any_group` names a schedule that takes groups of any size."""
-
-    def instead(case: Any) -> str:
-        return " or ".join(text for text in (_other_group(case), any_group) if text)
-
-    return (
-        Constraint(
-            "group_size",
-            "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
-            lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
-            lambda k: any_group,  # noqa: ARG005 - the same for every case
-        ),
-        Constraint(
-            "microbatches",
-            "microbatches in groups of group_size, with none or at least `ranks` left over",
-            _whole_groups,
-            instead,
-        ),
-    )
-
-
 def _short_group_runs(case: Any) -> bool:
     """Return whether a last group smaller than the number of ranks is no deadlock.
 
@@ -106,16 +82,33 @@ def _short_group_runs(case: Any) -> bool:
     )
 
 
-CONSTRAINTS = _constraints("'flexible-interleaved'")
-RELAXED = (
-    CONSTRAINTS[0],
-    replace(
-        CONSTRAINTS[1],
-        text=f"{CONSTRAINTS[1].text} (some others run with the option short_last_group=true)",
-        holds=lambda k: _whole_groups(k) or (k.short_last_group and _short_group_runs(k)),
-    ),
-)
-"""Megatron-LM's constraints, relaxed by the option `short_last_group`."""
+def _constraints(*, relaxed: bool) -> tuple[Constraint, ...]:
+    """Return Megatron-LM's constraints on groups, which the option `short_last_group` may relax."""
+    whole = "microbatches in groups of group_size, with none or at least `ranks` left over"
+    whole += " (some others run with the option short_last_group=true)" if relaxed else ""
+    any_group = "'flexible-interleaved'" if relaxed else ""
+
+    def holds(case: Any) -> bool:
+        short = relaxed and case.short_last_group and _short_group_runs(case)
+        return _whole_groups(case) or short
+
+    def instead(case: Any) -> str:
+        return " or ".join(text for text in (_other_group(case), any_group) if text)
+
+    return (
+        Constraint(
+            "group_size",
+            "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
+            lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
+            lambda k: any_group,  # noqa: ARG005 - the same for every case
+        ),
+        Constraint(
+            "microbatches",
+            whole,
+            holds,
+            instead,
+        ),
+    )
 
 
 @register(
@@ -123,14 +116,13 @@ RELAXED = (
     title="1F1B over several chunks per rank, depth first",
     year=2021,
     source="@narayanan2021efficient",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved", "vpp", "megatron-interleaved"),
-    constraints=RELAXED,
+    constraints=_constraints(relaxed=True),
     forms=(
         makespan_is(
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and (k.m % group(k) == 0 or not k.short_last_group),
+            holds=lambda k: k.m % group(k) == 0 or not k.short_last_group,
             condition="no latency, no short group",
         ),
         peak_is(
@@ -193,15 +185,14 @@ def _overlapped_time(k: Any) -> float:
     title="Interleaved 1F1B with forward and backward executed together",
     year=2025,
     source="@megatron, --overlap-moe-expert-parallel-comm (combined 1F1B)",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved-1f1b-overlap",),
-    constraints=_constraints(),
+    constraints=_constraints(relaxed=False),
     forms=(
         makespan_is(
             "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
             _overlapped_time,
-            holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p and max(k.F, k.B) <= k.O,
+            holds=lambda k: group(k) == k.p and k.m > k.p,
             condition="no latency, g = p, m > p, O ≥ F and O ≥ B",
         ),
         peak_is(
@@ -230,3 +221,96 @@ def interleaved_overlap(
            |             b0------ b1------ B0------ B1------ b2------
     """
     return _groups(ranks, microbatches, chunks, group_size or ranks, together=True)
+
+
+GROUPS = ("paddle", "one", "larger-first")
+
+
+def _is_balanced(ranks: int, microbatches: int, groups: str) -> bool:
+    return groups == "one" or (groups == "paddle" and microbatches < 2 * ranks)
+
+
+def _first_group(ranks: int, microbatches: int, groups: str) -> tuple[int, int]:
+    """Return the size of the first group, and how many forwards a rank is ahead of the next."""
+    if _is_balanced(ranks, microbatches, groups):
+        return microbatches, 1
+    return ranks + microbatches % ranks, 2
+
+
+def _peak(k: Any) -> list[float]:
+    size, pace = _first_group(k.ranks, k.microbatches, k.groups)
+    return ramp_peaks(k, (k.v - 1) * size, pace)
+
+
+def _chosen(k: Any) -> bool:
+    return _is_balanced(k.ranks, k.microbatches, k.groups)
+
+
+@register(
+    "paddle-interleaved",
+    title="Interleaved 1F1B whose first group takes what is left over, or with balanced memory",
+    year=2024,
+    source="@paddle fleet, PipelineParallelWithInterleave and VPPFhenBInBalancedMemory "
+    "(pull requests 69944 and 70160)",
+    default_chunks=2,
+    aliases=("balanced-memory",),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "at least as many microbatches as ranks",
+            lambda k: k.microbatches >= k.ranks,
+            lambda _: "'looped-bfs'",
+        ),
+        Constraint(
+            "groups",
+            "groups that are 'paddle', 'one' or 'larger-first'",
+            lambda k: k.groups in GROUPS,
+        ),
+    ),
+    forms=(
+        makespan_is(FILL_AND_WORK, condition="no latency"),
+        peak_is(
+            "(m(v − 1) + p − r)/v",
+            _peak,
+            holds=_chosen,
+            condition="balanced memory, by default with m < 2p",
+        ),
+        peak_is(
+            "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g = p + m mod p",
+            _peak,
+            holds=lambda k: not _chosen(k),
+            condition="no balanced memory, by default with m ≥ 2p",
+        ),
+    ),
+)
+def paddle_interleaved(
+    *, ranks: int, microbatches: int, chunks: int, groups: str = "paddle"
+) -> Iterator[Program]:
+    """Groups of p microbatches, the first of p + m mod p; with less than 2p just one, of all.
+
+    A larger first group leaves no rank waiting; a larger last one with the same warm-up would be a
+    deadlock. From p to 2p − 1 microbatches memory is *balanced*: all forwards of a chunk run before
+    those of the next, the last chunk is 1F1B, and backwards go chunk by chunk. So rank r is only
+    one forward ahead of the next rank, not two. It takes the time of looped-bfs, and instead of m
+    microbatches (m(v − 1) + p − r)/v.
+
+    When to use it: to read or check a job of PaddlePaddle, and with less than 2p microbatches for
+    the least memory. From 2p on flexible-interleaved is as fast in less memory, as it spreads what
+    is left over. With latency balanced memory is slower.
+
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 .  .  b0--- f2 b1--- .  b2--- B0--- B1--- B2---
+        r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
+
+    Parameters
+    ----------
+    groups
+        ``"one"`` is balanced memory for any number of microbatches, ``"larger-first"`` groups of p
+        after a first one of p + m mod p; ``"paddle"`` takes the former below 2p, as PaddlePaddle
+        with its best_unbalanced_scheduler, and the latter from there on.
+    """
+    size, pace = _first_group(ranks, microbatches, groups)
+    table = in_two_sizes(microbatches, chunks, split=size, first=size, then=ranks)
+    first, last = forwards_and_backwards(table, ranks, chunks)
+    return ramp(ranks, first, last, (chunks - 1) * size, pace)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from debubble.core.actions import Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved, sequence
 from debubble.schedules.interleaved import (
     FILL_AND_WORK,
@@ -18,9 +17,7 @@ from debubble.schedules.interleaved import (
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
-TIME = makespan_is(
-    FILL_AND_WORK, holds=lambda k: k.c == 0 and k.m >= k.p, condition="no latency, m ≥ p"
-)
+TIME = makespan_is(FILL_AND_WORK, condition="no latency, m ≥ p")
 
 
 @register(
@@ -28,7 +25,6 @@ TIME = makespan_is(
     title="All microbatches through one chunk, then through the next: breadth first",
     year=2022,
     source="@lamypoirier2023breadth; @pytorch ScheduleLoopedBFS",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("breadth-first", "loopedbfs"),
     forms=(TIME, peak_is("m")),
@@ -85,7 +81,6 @@ def largest_group(microbatches: int, wanted: int) -> int:
     title="Interleaved 1F1B for any number of microbatches",
     year=2024,
     source="@llama2024herd, section 3.3",
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("llama3-interleaved",),
     constraints=(
@@ -100,7 +95,6 @@ def largest_group(microbatches: int, wanted: int) -> int:
         peak_is(
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
             lambda k: ramp_peaks(k, (k.v - 1) * largest_group(k.m, k.group_size or k.p), pace=2),
-            holds=lambda k: k.m >= k.p,
             condition="m ≥ p",
         ),
     ),
@@ -126,3 +120,68 @@ def flexible_interleaved(
     table = grouped_table(microbatches, chunks, wanted)
     first, last = forwards_and_backwards(table, ranks, chunks)
     return ramp(ranks, first, last, (chunks - 1) * largest_group(microbatches, wanted), pace=2)
+
+
+@register(
+    "maxtext-circular",
+    title="Chunk after chunk in lockstep, transfers behind a whole iteration",
+    year=2024,
+    source="@maxtext src/MaxText/layers/pipeline.py, pipeline_delay_activation_forwarding",
+    default_chunks=2,
+    aliases=("circular", "circular-pipeline"),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "with several chunks at least as many microbatches as ranks, with delay twice as many",
+            lambda k: k.chunks == 1 or k.microbatches >= (2 if k.delay else 1) * k.ranks,
+        ),
+    ),
+    forms=(
+        makespan_is(
+            FILL_AND_WORK,
+            condition="no latency",
+            holds=lambda k: k.chunks == 1 or k.m >= k.p,
+        ),
+        makespan_is(
+            "(m·v + p − 1)(F + B + 2c)",
+            accuracy="upper bound",
+            holds=lambda k: k.c > 0 and not k.delay,
+            condition="in lockstep, latency between iterations",
+        ),
+        makespan_is(
+            "(m·v + 2(p − 1))(F + B)",
+            accuracy="upper bound",
+            holds=lambda k: k.delay and 0 < k.c <= min(k.F, k.B),
+            condition="in lockstep, latency hidden behind an iteration: c ≤ F and B",
+        ),
+        peak_is("m"),
+    ),
+)
+def maxtext_circular(
+    *, ranks: int, microbatches: int, chunks: int, delay: bool = False
+) -> Iterable[Program]:
+    """Rank r runs chunk q on microbatch k in iteration q·m + k + d·r, all ranks at the same time.
+
+    A compiler for TPUs unrolls the loop: m·v + d(p − 1) iterations forward, and their reverse
+    backward. With d = 1 every iteration ends in a transfer that all wait for. With the option
+    `delay` d = 2: it runs alongside the next iteration, for p − 1 more of them each way, and
+    several chunks need m ≥ 2p. The order of a rank is that of looped-bfs either way. Here it goes
+    on as soon as its input is there, not when all others do: what lockstep takes is an upper bound,
+    and for F = B = c exactly what `delay` takes.
+
+    When to use it: to judge a job of MaxText, or whether delay pays there, which is when
+    (m·v + p − 1)c is more than (p − 1)F. Where ranks need no lockstep, flexible-interleaved takes
+    as long, or less, at a fraction of the memory.
+
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 f2 .  .  .  b2--- b1--- b0--- B2--- B1--- B0---
+        r1 | .  F0 F1 F2 f0 f1 f2 b2--- b1--- b0--- B2--- B1--- B0--- .  .
+
+    Parameters
+    ----------
+    delay
+        Send alongside the next iteration.
+    """
+    del delay  # moves no action; the time of lockstep depends on it
+    return looped_bfs(ranks=ranks, microbatches=microbatches, chunks=chunks)

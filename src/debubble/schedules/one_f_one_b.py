@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import PAIR_SHIFT, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved
 from debubble.schedules.registry import makespan_is, peak_is, register
 
@@ -67,11 +66,10 @@ def one_stage_per_rank(
     title="One forward, one backward",
     year=2019,
     source="@fan2021dapple; PipeDream-Flush: @narayanan2021memory",
-    placement=Placement.loop,
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
     forms=(
-        makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        makespan_is(FILL_AND_WORK, condition="no latency"),
         makespan_is(
             f"{FILL_AND_WORK} + 2c((p − 1)m/p + p − 2)",
             holds=lambda k: 0 < k.c <= min(k.F, k.B) / 2 and k.m % k.p == 0 and k.p > 1,
@@ -106,7 +104,6 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     title="1F1B with twice the warm-up, hides latency",
     year=2022,
     source="@zhuang2023optimizing",
-    placement=Placement.loop,
     chunks=1,
     forms=(
         makespan_is(
@@ -141,14 +138,9 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     title="1F1B with forward and backward executed together",
     year=2025,
     source="@megatron, combined 1F1B for expert-parallel overlap",
-    placement=Placement.loop,
     chunks=1,
     forms=(
-        makespan_is(
-            "p(F + B) + (m − 1)·O",
-            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
-            condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
-        ),
+        makespan_is("p(F + B) + (m − 1)·O", condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B"),
         peak_is("min(2(p − r), m)"),
     ),
 )

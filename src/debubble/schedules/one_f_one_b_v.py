@@ -138,7 +138,7 @@ def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
 
 def _as_drawn(k: Any) -> bool:
     """Return whether slots are as long as the actions in them."""
-    return bool(k.c == 0 and k.B == 2 * k.F and k.m >= k.p)
+    return bool(k.B == 2 * k.F and k.m >= k.p)
 
 
 @register(
@@ -167,7 +167,7 @@ def _as_drawn(k: Any) -> bool:
         makespan_is(
             "2(m + p − 1)(F + max(B, 2F))",
             accuracy="upper bound",
-            holds=lambda k: k.c == 0 and k.B <= 4 * k.F and not _as_drawn(k),
+            holds=lambda k: k.B <= 4 * k.F and not _as_drawn(k),
             condition="no latency, B ≤ 4F",
         ),
         peak_is("min(⌊2p/3⌋ + 1, m)"),

@@ -38,7 +38,7 @@ def never_drained(
         yield program
 
 
-STEADY = makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency, one iteration")
+STEADY = makespan_is(FILL_AND_WORK, condition="no latency, one iteration")
 
 
 def stashed(k: Any) -> list[int]:
@@ -51,7 +51,6 @@ def stashed(k: Any) -> list[int]:
     title="1F1B without flush, one weight version per microbatch in flight",
     year=2018,
     source="@harlap2018pipedream",
-    placement=Placement.loop,
     chunks=1,
     weight_versions=stashed,
     sync="local",
@@ -85,7 +84,6 @@ def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -
     title="1F1B without flush, two weight versions",
     year=2020,
     source="@narayanan2021memory",
-    placement=Placement.loop,
     chunks=1,
     aliases=("2bw",),
     weight_versions=2,
@@ -124,7 +122,6 @@ def pipedream_2bw(
     title="Eager 1F1B without flush, two weight versions",
     year=2022,
     source="@narayanan2021memory; its warm-up: @zhuang2023optimizing",
-    placement=Placement.loop,
     chunks=1,
     weight_versions=2,
     sync="local",
@@ -159,7 +156,6 @@ def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -
     title="1F1B without flush whose backwards take the newest weights",
     year=2026,
     source="@elam2026breaking; order as in its abstract, versions: debubble's own count",
-    placement=Placement.loop,
     chunks=1,
     weight_versions=stashed,
     newest_weights=True,

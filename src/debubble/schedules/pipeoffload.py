@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import Kind, Program
-from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward_input, forward, merge
 from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
@@ -98,7 +97,6 @@ SOURCE = "@wan2025pipeoffload"
     title="Half of the chunks wait for their backward on the host: a quarter of the memory",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("po-h",),
     constraints=(
@@ -114,7 +112,6 @@ SOURCE = "@wan2025pipeoffload"
             "(Σ ⌈slots a chunk lives/v⌉ over the chunks that stay, + 3)/v, about (v + 2)p/(8v)",
             lambda k: min(_kept_chunks(k) + 3, k.m * k.v) * k.unit,
             accuracy="upper bound",
-            holds=lambda k: k.copy == 0,
             condition="copies take no time",
         ),
     ),
@@ -156,7 +153,6 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
     title="All chunks wait for their backward on the host: memory of three chunks",
     year=2025,
     source=SOURCE,
-    placement=Placement.loop,
     default_chunks=2,
     aliases=("po-f",),
     forms=(
@@ -165,7 +161,6 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
             "3/v",
             lambda k: min(3, k.m * k.v) * k.unit,
             accuracy="upper bound",
-            holds=lambda k: k.copy == 0,
             condition="copies take no time",
         ),
     ),

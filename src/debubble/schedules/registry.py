@@ -67,7 +67,7 @@ def register(
     title: str,
     year: int,
     source: str,
-    placement: Callable[[int, int], Placement],
+    placement: Callable[[int, int], Placement] = Placement.loop,
     chunks: int | None = None,
     default_chunks: int = 1,
     aliases: tuple[str, ...] = (),
@@ -87,7 +87,7 @@ def register(
         One line about it, when it was published, and where (paper or repository); ``@key`` in the
         source stands for a record of :data:`debubble.schedules.sources.SOURCES`.
     placement
-        Function of (ranks, chunks).
+        Function of (ranks, chunks); the default is a loop.
     chunks
         The number of chunks when there is no choice; None when there is.
     default_chunks
@@ -107,8 +107,7 @@ def register(
     --------
     >>> import debubble as db
     >>> from debubble.core.sequence import backward, forward, sequence
-    >>> @db.register("one-by-one", title="No overlap at all", year=2026, source="me",
-    ...              placement=db.Placement.loop, chunks=1)
+    >>> @db.register("one-by-one", title="No overlap at all", year=2026, source="me", chunks=1)
     ... def one_by_one(*, ranks, microbatches):
     ...     from debubble.core.sequence import alternate
     ...     for rank in range(ranks):

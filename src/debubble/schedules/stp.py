@@ -14,11 +14,6 @@ from debubble.core.sequence import alternate, as_kind, backward, forward, overla
 from debubble.schedules.registry import Constraint, bubble_is, makespan_is, peak_is, register
 
 
-def _alternating_pairs(*columns: Program) -> Program:
-    """Return pairs, given as columns of overlapped pairs, in turn."""
-    return np.hstack([column.reshape(-1, 2) for column in columns]).ravel()
-
-
 def _program(ranks: int, microbatches: int, rank: int) -> Program:
     """Return the order of one rank, in the nine phases of the authors' code."""
     numbers = np.arange(microbatches)
@@ -35,7 +30,8 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
     F0 = F0[both:]
 
     I1, W1 = as_kind(B1[:rest], Kind.I), as_kind(B1[:rest], Kind.W)
-    turn = _alternating_pairs(overlap(F1[:rest], I1), overlap(F0[:rest], W1))
+    pairs = overlap(F1[:rest], I1), overlap(F0[:rest], W1)
+    turn = np.hstack([pair.reshape(-1, 2) for pair in pairs]).ravel()
     F0, F1, B1 = F0[rest:], F1[rest:], B1[rest:]
 
     # All but what the last phases need; the first and the last pair are of the far stage.
@@ -46,7 +42,7 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
     back[::2], back[1::2] = B1[: odd + 1], B0[:odd]
     put_off = back[steady - rank :]
     back[steady - rank :] = as_kind(put_off, Kind.I)
-    pairs = overlap(front, back)
+    middle = overlap(front, back)
     F1, B1, B0 = F1[odd + 1 :], B1[odd + 1 :], B0[odd:]
 
     count = len(F1)
@@ -58,17 +54,17 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
     last = alternate(B0[:both], B1)
     B0 = B0[both:]
     gaps = np.hstack([W[: 2 * rest].reshape(rest, 2), B0[1:, None]]).ravel()
-    return sequence(warm_up, together, more, turn, pairs, drain, last, B0[:1], gaps, W[2 * rest :])
+    return sequence(warm_up, together, more, turn, middle, drain, last, B0[:1], gaps, W[2 * rest :])
 
 
 def _sums(k: Any) -> bool:
-    """Return whether pairs take the sum of their parts, and W no longer than F or I."""
+    """Return whether pairs take the sum of their parts, as B does."""
     parts = ((k.F, Kind.F), (k.I, Kind.I), (k.W, Kind.W), (k.B, Kind.B))
     whole = all(
         math.isclose(k.table.pair((int(Kind.F), 0), (int(kind), 0)), k.F + time)
         for time, kind in parts
     )
-    return whole and math.isclose(k.B, k.I + k.W) and bool(min(k.F, k.I) >= k.W and k.c == 0)
+    return whole and math.isclose(k.B, k.I + k.W)
 
 
 BUBBLE = "(p − 1)(2F + I + max(F, I) − 3W)"
@@ -92,9 +88,7 @@ SUMS = "no latency, pairs take the sum of their parts, B = I + W, W ≤ F and I"
     forms=(
         makespan_is(f"2m(F + B) + {BUBBLE}", holds=_sums, condition=SUMS),
         bubble_is(BUBBLE, holds=_sums, condition=SUMS),
-        peak_is(
-            "(3p + max(1, r))/2", holds=lambda k: k.kept == k.unit, condition="kept_for_weight = 1"
-        ),
+        peak_is("(3p + max(1, r))/2", condition="kept_for_weight = 1"),
     ),
 )
 def stp(*, ranks: int, microbatches: int) -> Iterator[Program]:

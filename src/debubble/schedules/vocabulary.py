@@ -27,7 +27,7 @@ from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import merge, moved
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.timeline import simulate
 from debubble.schedules.controllable_memory import RANKS, V_HALF
 from debubble.schedules.one_f_one_b import one_stage_per_rank
 from debubble.schedules.registry import ClosedForm, makespan_is, peak_is, register
@@ -43,7 +43,9 @@ SHORTEST = 1e-9
 
 def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterator[Program]:
     """Yield the programs of a base with S and T, see above."""
-    timeline = _nominal(base, costs)
+    timeline = simulate(base, replace(costs or Costs(), head=None))
+    if timeline.duration.min() <= SHORTEST * timeline.makespan:
+        timeline = simulate(base)
     kinds, stages = kinds_of(base.actions), stages_of(base.actions)
     units = microbatches_of(base.actions)
     there = stages == base.stages - 1
@@ -66,14 +68,6 @@ def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterato
             (second - apart, moved(T, first)),
             (timeline.start[part], base.program(rank)),
         )
-
-
-def _nominal(base: Schedule, costs: Costs | None) -> Timeline:
-    """Simulate the base without head, at default costs where an action takes no time."""
-    timeline = simulate(base, replace(costs or Costs(), head=None))
-    if timeline.duration.min() <= SHORTEST * timeline.makespan:
-        timeline = simulate(base)
-    return timeline
 
 
 def _delayed_1f1b(
@@ -107,9 +101,7 @@ def _forms(vocabulary: int) -> tuple[ClosedForm, ...]:
         makespan_is(
             "m(F + B + S + T) + (p − 1)(F + B)",
             longest,
-            holds=lambda k: (
-                k.c == 0 and k.m >= k.p + delay and min(k.F, k.B) > SHORTEST * longest(k)
-            ),
+            holds=lambda k: k.m >= k.p + delay and min(k.F, k.B) > SHORTEST * longest(k),
             condition=f"no latency, F and B take time, m ≥ p + {delay}; S and T of one shard",
         ),
         peak_is(
@@ -126,14 +118,8 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
     def most(k: Any) -> float:
         return float(2 * min(k.p // 2 + 1 + delay, k.m) * k.unit)
 
-    def plain(k: Any) -> bool:
-        return bool(k.kept == k.unit and k.shard == 0)
-
     def longest(k: Any) -> float:
         return float(k.m * (6 * k.F + k.S + k.T) + (3 * k.p - (4 if k.p % 2 else 7)) * k.F)
-
-    def equal(k: Any) -> bool:
-        return bool(k.F == k.I == k.W > 0 and k.c == 0 and k.m >= 2 * k.p)
 
     thirds = "F = I = W, no latency, m ≥ 2p"
     condition = "kept_for_weight = 1, shards of the head that keep nothing"
@@ -142,27 +128,27 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
             "m(2(F + I + W) + S + T) + (3p − 7)F, or (3p − 4)F for odd p",
             longest,
             accuracy="upper bound",
-            holds=lambda k: equal(k) and 3 <= k.p < 11,
+            holds=lambda k: k.F > 0 and 3 <= k.p < 11,
             condition=f"{thirds}, 3 ≤ p < 11",
         ),
         makespan_is(
             f"m(2(F + I + W) + S + T) + (3p − {7 + 6 * delay})F, or (3p − {4 + 6 * delay})F for "
             "odd p",
             lambda k: longest(k) - 6 * delay * float(k.F),
-            holds=lambda k: equal(k) and k.p >= 11,
+            holds=lambda k: k.F > 0 and k.p >= 11,
             condition=f"{thirds}, p ≥ 11",
         ),
         peak_is(
             f"⌊p/2⌋ + {1 + delay}",
             most,
-            holds=lambda k: plain(k) and k.m >= 2 * k.p,
+            holds=lambda k: k.shard == 0,
             condition=f"{condition}, m ≥ 2p",
         ),
         peak_is(
             f"⌊p/2⌋ + {1 + delay}, at most m",
             most,
             accuracy="upper bound",
-            holds=lambda k: plain(k) and k.m < 2 * k.p,
+            holds=lambda k: k.shard == 0 and k.m < 2 * k.p,
             condition=condition,
         ),
     )
@@ -173,7 +159,6 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
     title="1F1B with the output layer on all ranks, two exchanges",
     year=2024,
     source=SOURCE,
-    placement=Placement.loop,
     chunks=1,
     forms=_forms(1),
     vocabulary=1,
@@ -215,7 +200,6 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     title="1F1B with the output layer on all ranks, one exchange",
     year=2024,
     source=SOURCE,
-    placement=Placement.loop,
     chunks=1,
     forms=_forms(2),
     vocabulary=2,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -51,11 +50,8 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
         yield program[microbatches_of(program) < microbatches]
 
 
-def _as_published(case: Any) -> bool:
-    """Return whether the published schedule is the best one, so that its formulas hold."""
-    return (
-        case.F == case.I == case.W and case.c == 0 and case.memory is None and case.m >= 2 * case.p
-    )
+AS_PUBLISHED = "F = I = W, no latency, m ≥ 2p, default memory"
+"""Condition under which the published schedule is the best one."""
 
 
 @register(
@@ -67,16 +63,8 @@ def _as_published(case: Any) -> bool:
     chunks=2,
     aliases=("zbv",),
     forms=(
-        makespan_is(
-            "2m(F + I + W) + (p − 1)F",
-            holds=_as_published,
-            condition="F = I = W, no latency, m ≥ 2p, default memory",
-        ),
-        stage_time_is(
-            "2m(F + I + W)",
-            holds=_as_published,
-            condition="F = I = W, no latency, m ≥ 2p, default memory",
-        ),
+        makespan_is("2m(F + I + W) + (p − 1)F", condition=AS_PUBLISHED),
+        stage_time_is("2m(F + I + W)", condition=AS_PUBLISHED),
         peak_is(
             "p on every rank, in any case the memory limit",
             lambda k: 2 * k.p * k.unit if k.memory is None else k.memory,
@@ -86,7 +74,6 @@ def _as_published(case: Any) -> bool:
         peak_is(
             "p on every rank",
             lambda k: 2 * k.p * k.unit,
-            holds=lambda k: k.published,
             condition="published order",
             accuracy="upper bound",
         ),
