@@ -47,48 +47,6 @@ Floats = NDArray[np.float64]
 Positions = NDArray[np.integer]
 
 
-def shared_costs(graph: EventGraph) -> int:
-    """Return the number of entries of a graph's cost vector without times of single actions."""
-    return graph.dynamic_costs + len(graph.dynamic_kind)
-
-
-def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
-    """Return the graph with an entry of the cost vector for every action.
-
-    With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of action
-    a of n, where it computes; an overlapped pair takes the time of its second half. With `delays`,
-    which needs the p2p mode ``"overlapped"`` and no sends and receives, entry c + n + a is the
-    delay of what action a receives from another rank.
-
-    Examples
-    --------
-    >>> import debubble as db
-    >>> import numpy as np
-    >>> schedule, costs = db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=1, B=2)
-    >>> timeline = db.simulate(schedule, costs)
-    >>> graph = with_action_times(timeline.graph)
-    >>> slow = timeline.duration.copy()
-    >>> slow[0] = 5.0
-    >>> timeline.makespan, float(graph.evaluate(np.concatenate([timeline.costs, slow])).max())
-    (9.0, 13.0)
-    """
-    shared, count = shared_costs(graph), len(graph.node)
-    works = np.flatnonzero(computes(kinds_of(graph.schedule.actions)))
-    node = graph.node[works]
-    cost = graph.cost.astype(np.uint32)
-    cost[node] = shared + works
-    lag = graph.lag
-    if delays:
-        assert not len(graph.sent), "transfers that are nodes have no delays of their own"
-        lag = lag.astype(np.uint32)
-        # Each member of a group waits at a node of its own; the last one is that of the group.
-        _, behind = group_bounds(graph.schedule.actions)
-        waiting = node - (behind[works] - 1 - works)
-        waits = lag[waiting] > 0
-        lag[waiting[waits]] = shared + count + works[waits]
-    return replace(graph, cost=cost, lag=lag, base=graph.base or graph)
-
-
 def with_times(
     graph: EventGraph, table: CostTable, durations: Floats | None = None
 ) -> tuple[EventGraph, Floats]:
@@ -244,7 +202,7 @@ def _carried_to(graph: EventGraph) -> tuple[Positions, Positions]:
     Each stands in front of the node of its action, or of its group's members in their order.
     """
     schedule, rows = graph.schedule, kind_columns(graph.schedule).reshape(-1, layout.WIDTH)
-    carried = np.zeros(shared_costs(graph), dtype=bool)
+    carried = np.zeros(graph.dynamic_costs + len(graph.dynamic_kind), dtype=bool)
     carried[graph.dynamic_costs :] = graph.dynamic_kind == CARRY
     nodes = np.flatnonzero(carried[graph.lag])
     kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
