@@ -13,7 +13,6 @@ from debubble.core.actions import kinds_of, microbatches_of, stages_of
 from debubble.core.carries import WAYS, carry_steps
 from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import CARRY_KINDS, FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
-from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 from debubble.view.bars import Ints
 
@@ -126,7 +125,7 @@ def _carried(timeline: Timeline, actions: NDArray[Any]) -> tuple[NDArray[np.floa
     times, there = np.full(len(kinds), -1.0), homes[places + step]
     makers = np.flatnonzero(there != homes[places])
     unit = schedule.microbatch_of(microbatches_of(actions[makers]))
-    found = carried_times(timeline.table, places[makers], (places + step)[makers], unit)
+    found = timeline.table.carried_times(places[makers], (places + step)[makers], unit)
     times[makers] = np.where(found > 0, found, -1.0)
     return times, there
 
