@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 import debubble as db
-from debubble.engine.action_times import with_action_times
+from debubble.engine.action_times import with_times
 
 CASES = [("1f1b", 12, 500, None), ("zb-h1", 8, 500, None), ("interleaved-1f1b", 8, 192, 4)]
 COSTS = db.Costs.per_rank(F=10, I=11, W=7, p2p=0.5)
@@ -32,11 +32,9 @@ def timed(action: Callable[[], object], runs: int = 9) -> tuple[float, float]:
 
 def given_times(timeline: db.Timeline) -> tuple[float, float]:
     """Nanoseconds per action and sample where every action has a time of its own."""
-    graph = with_action_times(timeline.graph)
+    graph, vector = with_times(timeline.graph, timeline.table)
     rng = np.random.default_rng(0)
-    factors = rng.uniform(0.9, 1.1, (64, len(timeline.duration)))
-    shared = np.broadcast_to(timeline.costs, (64, len(timeline.costs)))
-    rows = np.hstack([shared, timeline.duration * factors])
+    rows = vector * rng.uniform(0.9, 1.1, (64, len(vector)))
     count = rows.shape[0] * len(timeline.duration)
     least, usual = timed(lambda: graph.makespans(rows))
     return least / count * 1e9, usual / count * 1e9

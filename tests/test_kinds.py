@@ -106,12 +106,12 @@ def test_what_cannot_run_for_lack_of_it_is_explained(kind: Kind) -> None:
         if kind in need.kinds and not need.optional and need.when(schedule) and need.of in BY_CELL
     ]
     waits = waits_for(schedule)
-    pairs = zip(waits.consumer, waits.producer, waits.need, strict=True)
+    kinds = kinds_of(schedule.actions)
+    consumers = {by for by, _ in missed}
     spots = [
         int(producer)
-        for consumer, producer, need in pairs
-        if (by := kinds_of(schedule.actions[consumer]), KINDS[by].needs[need]) in missed
-        and kinds_of(schedule.actions[producer]) == kind
+        for consumer, producer in zip(waits.consumer, waits.producer, strict=True)
+        if kinds[consumer] in consumers and kinds[producer] == kind
     ]
     # Others either are needed by steps and reductions only, or nobody has to have them.
     assert bool(spots) == (kind not in STOPS_NOTHING)

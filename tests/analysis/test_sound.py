@@ -17,7 +17,7 @@ from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, pack
 from debubble.core.schedule import Schedule
 from debubble.engine.explain.action_faults import matched
-from debubble.engine.validate import invalid_actions
+from debubble.engine.validate import scan
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from tests.strategies import ENTRIES, made
@@ -66,9 +66,7 @@ def changed(draw: st.DrawFn, schedule: Schedule) -> Schedule:
 
 
 def sound(schedule: Schedule) -> bool:
-    return invalid_actions(schedule) == (None, None) and is_sound(
-        schedule, without_sharding(schedule)
-    )
+    return scan(schedule).strays == (None, None) and is_sound(schedule, without_sharding(schedule))
 
 
 @given(lowered())

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.core.actions import unpack
+from debubble.core.actions import computes, kinds_of, unpack
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind, Per
-from debubble.core.waits import computing_before, waits_for
+from debubble.core.waits import last_before, waits_for
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import Entry
 from tests import oracle
@@ -146,7 +146,7 @@ def test_every_kind_has_a_row_that_agrees_with_itself() -> None:
 
 def test_actions_of_side_streams_follow_the_computing_before_them() -> None:
     schedule = db.make("pipeoffload-half", ranks=4, microbatches=8)
-    before = computing_before(schedule)
+    before = last_before(schedule, computes(kinds_of(schedule.actions)))
     for begin, end in pairwise(schedule.offsets.tolist()):
         last = -1
         for position in range(begin, end):

@@ -8,7 +8,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.waits import waits_for
-from debubble.engine.action_times import shared_costs, with_action_times
+from debubble.engine.action_times import with_times
 
 COSTS = db.Costs(F=[1, 1.5, 2, 1], I=1.25, W=0.75, B=2.5, O=3, p2p=0.125)
 NAMES = ("1f1b", "zb-h1", "dualpipe", "gpipe")
@@ -23,8 +23,7 @@ def made(name: str) -> db.Schedule:
 def test_their_own_times_are_the_shared_ones(name: str, mode: db.P2PMode) -> None:
     costs = COSTS if name != "dualpipe" else db.Costs(O=3, p2p=0.125)
     timeline = db.simulate(made(name), costs, mode)
-    graph = with_action_times(timeline.graph)
-    vector = np.concatenate([timeline.costs, timeline.duration])
+    graph, vector = with_times(timeline.graph, timeline.table, timeline.duration)
     assert np.array_equal(graph.evaluate(vector), timeline.node_end)
 
 
@@ -34,8 +33,10 @@ def test_every_action_takes_its_own_time() -> None:
     timeline = db.simulate(schedule, COSTS)
     rng = np.random.default_rng(0)
     times, delays = rng.uniform(0.5, 2, (2, len(schedule)))
-    graph = with_action_times(timeline.graph, delays=True)
-    end = graph.evaluate(np.concatenate([timeline.costs, times, delays]))[graph.node]
+    graph, vector = with_times(timeline.graph, timeline.table, times)
+    entry = graph.lag[graph.node]
+    vector[entry[entry > 0]] = delays[entry > 0]
+    end = graph.evaluate(vector)[graph.node]
 
     ends: dict[str, float] = {}
     programs = [[str(unpack(int(code))) for code in schedule.program(rank)] for rank in range(4)]
@@ -60,28 +61,21 @@ def test_every_action_takes_its_own_time() -> None:
     assert end == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_number_of_shared_costs() -> None:
-    timeline = db.simulate(made("dualpipe"), db.Costs(O=3, p2p=0.1))
-    assert shared_costs(timeline.graph) == len(timeline.costs)
-
-
 def test_members_of_a_group_have_delays_of_their_own() -> None:
     """A pair waits for the later one of its two inputs, whichever that is."""
     schedule = made("dualpipe")
     timeline = db.simulate(schedule, db.Costs(F=1, B=2, O=2.5))
-    graph = with_action_times(timeline.graph, delays=True)
-    received = graph.lag[graph.lag > shared_costs(graph) + len(schedule)]
+    graph, vector = with_times(timeline.graph, timeline.table)
+    waiting = np.flatnonzero(graph.lag)
     far = sum(
         schedule.rank_of(int(producer)) != schedule.rank_of(int(consumer))
         for consumer, producer in zip(waits_for(schedule).consumer, waits_for(schedule).producer,
                                       strict=True)
     )  # fmt: skip
-    assert len(set(received.tolist())) == far
-    vector = np.concatenate([np.zeros(shared_costs(graph)), timeline.duration,
-                             np.zeros(len(schedule))])  # fmt: skip
-    begin = graph.evaluate(vector)[graph.node] - timeline.duration
-    for entry in set(received.tolist()):
-        at = entry - shared_costs(graph) - len(schedule)
+    assert len(waiting) == len(set(graph.lag[waiting].tolist())) == far
+    end = graph.evaluate(vector)
+    for node in waiting.tolist():
         late = vector.copy()
-        late[entry] = 100.0
-        assert graph.evaluate(late)[graph.node[at]] - timeline.duration[at] > begin[at] + 50
+        late[graph.lag[node]] = 100.0
+        group = node + int(np.argmax(graph.order[node:] >= 0))
+        assert graph.evaluate(late)[group] > end[group] + 50

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from debubble import Costs, Kind, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import TRANSFER_KINDS, kinds_of, unpack
-from debubble.engine.graph import P2P_MODES, QUEUES
+from debubble.engine.modes import P2P_MODES, QUEUES
 from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry

@@ -17,8 +17,8 @@ from debubble.core.actions import (
     pack,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels.validate import find_strays, scan_actions
-from debubble.engine.validate import invalid_actions, scan
+from debubble.engine.kernels.validate import scan_actions
+from debubble.engine.validate import scan
 from debubble.lowering.transfers import add_transfers
 
 CASES = {
@@ -62,9 +62,9 @@ def test_a_stray_is_found_where_it_stands(name: str, position: int) -> None:
         int(pack(Kind.F, 0, 0)[0]) | KIND_MASK,
         int(pack(Kind.OPT, 0, schedule.iterations)[0]),
     ):
-        assert invalid_actions(_changed(schedule, position, code)) == (position, None)
+        assert scan(_changed(schedule, position, code)).strays == (position, None)
     wrong = int(pack(Kind.F, away, last)[0])
-    assert invalid_actions(_changed(schedule, position, wrong)) == (None, position)
+    assert scan(_changed(schedule, position, wrong)).strays == (None, position)
 
 
 def test_what_stands_behind_one_that_does_not_exist_still_counts_as_a_kind() -> None:
@@ -82,8 +82,7 @@ def test_interpreted_it_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     cases = [schedule, away, far]
     found = []
     for way in ("compiled", "interpret"):
-        for kernel in (scan_actions, find_strays):
-            run = getattr(kernel, way)
-            monkeypatch.setattr(kernel, "run", lambda _work, *args, run=run: run(*args))
+        run = getattr(scan_actions, way)
+        monkeypatch.setattr(scan_actions, "run", lambda _work, *args, run=run: run(*args))
         found.append([scan(replace(case)) for case in cases])
     assert found[0] == found[1]

@@ -12,10 +12,10 @@ import debubble as db
 from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import COMPUTE_KINDS, TRANSFER_KINDS, Action, kinds_of, unpack
 from debubble.core.errors import ParameterError
+from debubble.engine.compile import UNIT_COSTS
 from debubble.engine.explain.action_faults import matched
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.timeline import Timeline
-from debubble.engine.transfers import UNIT_COSTS
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.kernels import run_by

@@ -33,7 +33,6 @@ from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import IN_TURN_KINDS, KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import primary_of, waits_for
-from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
@@ -195,7 +194,7 @@ def _journeys(timeline: Timeline, source: Positions, target: Positions) -> NDArr
         carried |= (stages[0] == pair[0]) & (stages[1] == pair[1])
         carried |= (stages[0] == pair[1]) & (stages[1] == pair[0])
     carried &= homes[source] != homes[target]
-    own = carried_times(timeline.table, places[carried], goals[carried], unit[carried])
+    own = timeline.table.carried_times(places[carried], goals[carried], unit[carried])
     # Neighbors may carry something to each other in addition, and the last is waited for.
     next_to = np.abs(stages[0] - stages[1])[carried] == 1
     times[carried] = np.where(next_to, np.maximum(own, times[carried]), own)

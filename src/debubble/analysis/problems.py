@@ -16,7 +16,7 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, counted
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
-from debubble.engine.validate import invalid_actions
+from debubble.engine.validate import scan
 
 _NUMBER = re.compile("[0-9]+")
 
@@ -141,7 +141,7 @@ class Report:
     @cached_property
     def peak_activation(self) -> NDArray[np.float64] | None:
         """Largest activation memory of every rank; None when some action does not exist."""
-        if invalid_actions(self.schedule).outside is not None:
+        if scan(self.schedule).strays.outside is not None:
             return None
         return memory_use(self.schedule, self.costs, self.p2p_mode).peak
 

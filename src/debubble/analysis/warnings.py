@@ -11,6 +11,7 @@ from debubble.core.actions import (
     STAGE_MASK,
     STAGE_SHIFT,
     TRANSFER_KINDS,
+    computes,
     kinds_of,
     microbatches_of,
     stages_of,
@@ -20,7 +21,7 @@ from debubble.core.kind_relations import FORWARD_KIND, GATHER_KIND, WEIGHT_KIND
 from debubble.core.kinds import SEND_KINDS, SHARDING_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
-from debubble.core.waits import computing_before
+from debubble.core.waits import last_before
 from debubble.engine.graph import P2PMode
 from debubble.engine.modes import MODE
 from debubble.engine.timeline import Timeline, simulate
@@ -73,7 +74,7 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     rank = schedule.ranks_of_actions
     ends = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
     # A rank reaches a transfer at the end of its previous compute action.
-    before = computing_before(schedule)[ends]
+    before = last_before(schedule, computes(kind))[ends]
     reached = np.where(before >= 0, end[before], 0.0)
     # Both ends of a transfer have one node.
     node = timeline.graph.node[ends]

@@ -14,11 +14,7 @@ from debubble.core.frozen import Freeze
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.core.slicing import Slicing
-from debubble.core.stage_values import (
-    PerPlace,
-    StageValues,
-    numbers_of,
-)
+from debubble.core.stage_values import PerPlace, numbers_of
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
@@ -111,6 +107,24 @@ class CostTable:
         if self.costs.p2p_carry is None or sender == receiver:
             return self.transfer(sender, receiver, source // len(homes))
         return self.costs.p2p_carry
+
+    def carried_times(
+        self, sources: NDArray[Any], targets: NDArray[Any], microbatches: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """Return times of :meth:`carried` for microbatches of an iteration."""
+        pairs, pair = np.unique(np.stack([sources, targets], axis=1), axis=0, return_inverse=True)
+        known = np.array([self.carried(*one) for one in pairs.tolist()], dtype=np.float64)
+        times: NDArray[np.float64] = known[pair.ravel()]
+        if self.lengths is None or self.costs.p2p_carry is not None:
+            return times
+        part = sources // len(self.placement.ranks_of_stages)
+        return np.where(times > 0, self.by_length(times, part, self.lengths[microbatches]), 0.0)
+
+    def by_length(
+        self, times: NDArray[np.float64], parts: NDArray[Any], lengths: PerPlace
+    ) -> NDArray[np.float64]:
+        """Return transfer times of slices of these lengths, from those of average microbatches."""
+        return np.asarray(np.maximum(times + self.message_times[parts] * (lengths - 1), 0.0))
 
     def sent(
         self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: PerPlace = 1.0
@@ -280,4 +294,4 @@ class CostTable:
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
     """Return the memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
-    return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
+    return numbers_of(costs.static, "static", "rank", ranks)

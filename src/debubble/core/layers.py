@@ -104,7 +104,7 @@ class Layers:
         times, _ = costs_of_parts(parts, placement)
         ends = times[[Kind.F, Kind.B]].sum(axis=0)[: placement.stages]
         homes = np.array(placement.table).min(axis=0).tolist()
-        return balanced_cut(alone["F"] + self._backward(alone), ends, homes)
+        return balanced_cut(_time(alone), ends, homes)
 
     def cut(self, placement: Placement, cut: Sequence[int], mtp_stage: int | None = None) -> Costs:
         """Return costs per stage where stages have so many layers.
@@ -156,7 +156,7 @@ class Layers:
                              out=np.zeros(len(cut)), where=total > 0)  # fmt: skip
             changes[name] = np.minimum(mean, 1.0).tolist()
         if isinstance(self.costs.O, float):
-            time = sums(self._time(layers))
+            time = sums(_time(layers))
             share = time * placement.stages / (time.sum() or 1.0)
             changes["O"] = _of_pairs(self.costs.O / self.costs.divisor(placement), share)
         if self.held:
@@ -240,12 +240,6 @@ class Layers:
         if "reduce_grad" in found:
             found["reduce_grad"] = found["reduce_grad"] * (1 - frozen.share)
 
-    def _time(self, layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        return layers["F"] + self._backward(layers)
-
-    def _backward(self, layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        return layers["B"] if "B" in layers else layers["I"] + layers["W"]
-
 
 def stage_costs(costs: Costs, layers: Layers, placement: Placement) -> tuple[Cut, Costs]:
     """Return the cut of layers for a placement, and the costs of its stages.
@@ -306,6 +300,11 @@ def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: in
 def _defaults(costs: Costs, placement: Placement) -> dict[str, float]:
     """Return times of a stage that costs do not say."""
     return dict.fromkeys(("F",) if costs.B is not None else "FIW", costs.default_time(placement))
+
+
+def _time(layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return times of layers forwards and backwards."""
+    return layers["F"] + (layers["B"] if "B" in layers else layers["I"] + layers["W"])
 
 
 def _of_pairs(time: float, share: NDArray[np.float64]) -> dict[tuple[int, ...], float]:

@@ -293,16 +293,12 @@ def plain_cost(value: Any) -> Any:
     return [plain_cost(item) for item in value] if isinstance(value, tuple) else value
 
 
-def words(known: Sequence[str]) -> Check:
-    """Return the check of a list of a few words."""
-
-    def check(name: str, value: Any, _sizes: FieldSizes) -> tuple[str, ...]:
-        some = isinstance(value, list | tuple)
-        if not some or any(not isinstance(item, str) or item not in known for item in value):
-            raise WrongValueError(name, value, f"give a list of {', '.join(known)}")
-        return tuple(dict.fromkeys(value))
-
-    return check
+def from_costs(name: str, value: Any, _sizes: FieldSizes) -> tuple[str, ...]:
+    """Check a list of :data:`FROM_COSTS`."""
+    some = isinstance(value, list | tuple)
+    if not some or any(not isinstance(item, str) or item not in FROM_COSTS for item in value):
+        raise WrongValueError(name, value, f"give a list of {', '.join(FROM_COSTS)}")
+    return tuple(dict.fromkeys(value))
 
 
 def packed(name: str, values: Any) -> NDArray[np.int64]:
@@ -349,4 +345,3 @@ recompute_after = one_of(("forward", "gradient"))
 vocabulary = one_of(
     VOCABULARIES, "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
 )
-from_costs = words(FROM_COSTS)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.boundaries import boundaries_of, largest_message
-from debubble.core.cost_table import CostTable
+from debubble.core.cost_table import CostTable, static_memory
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.frozen import BACKWARD, Freeze, freeze
 from debubble.core.kinds import KINDS, TIMED_KINDS, VOCABULARY_KINDS, Kind, Time
@@ -21,6 +21,7 @@ from debubble.core.stage_values import (
     as_rows,
     frozen_stages,
     link_times,
+    numbers_of,
     pair_values,
 )
 
@@ -88,8 +89,8 @@ def spell_out(
     _add_launch(duration, costs.launch, frozen)
     return CostTable(
         duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"],
-        rows["kv"], rows["attention"], spread.ranks(costs.OPT, "OPT"),
-        spread.ranks(costs.static, "static"),
+        rows["kv"], rows["attention"], numbers_of(costs.OPT, "OPT", "rank", placement.ranks),
+        static_memory(costs, placement.ranks),
         link_times(costs, placement.ranks, message / len(shares)), excess, part_duration,
         sharded.get("activation", 0.0) / placement.ranks, costs, placement, slicing, pairs,
         rows["overlap"], rows["forwards"], causal, None,

@@ -59,23 +59,11 @@ class StageValues:
         placement = self.placement
         stages, copies = placement.stages, placement.copies
         owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
-        array = self._numbers(value, name, owner, count)
+        instead = "" if isinstance(value, Mapping) else self._instead(value)
+        array = numbers_of(value, name, owner, count, instead)
         if self.basis == "rank":
             return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
         return np.concatenate((array,) * copies) if copies > 1 else array
-
-    def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
-        """Return one number per rank, for either basis."""
-        if isinstance(value, float):
-            return np.full(self.placement.ranks, value)
-        return self._numbers(value, name, "rank", self.placement.ranks)
-
-    def _numbers(
-        self, value: Sequence[float] | Mapping[Any, float], name: str, owner: str, count: int
-    ) -> NDArray[np.float64]:
-        """Return one number for each of `count` stages or ranks."""
-        instead = "" if isinstance(value, Mapping) else self._instead(value)
-        return numbers_of(value, name, owner, count, instead)
 
     def _instead(self, value: Sequence[float]) -> str:
         """Return the advice for a list with one value per rank where one per stage was expected."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, among, computes, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Action, among, kinds_of, microbatches_of, stages_of
 from debubble.core.carries import WAYS, carry_steps
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import KINDS, TRANSFER_KINDS, Kind, Need, Of
@@ -35,8 +35,6 @@ class Waits:
     producer: Positions
     """As `consumer`, positions in the schedule, sorted by consumer and, of one consumer, in the
     order of its kind's needs; shape ``(pairs,)``."""
-    need: NDArray[np.int8]
-    """Index among the needs of the consumer's kind."""
     offsets: Positions
     """The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``."""
 
@@ -138,22 +136,21 @@ class ActionIndex:
 
     def waits(self) -> Waits:
         """Return every pair, sorted by consumer."""
-        blocks: list[tuple[int, Positions, Positions]] = []
-        for spec in KINDS:
-            here = self.positions((spec.kind,))
-            if len(here):
-                for number, need in enumerate(spec.needs):
-                    if need.when(self.schedule):
-                        blocks.append((number, *self._of_need(here, need)))
+        blocks = [
+            self._of_need(self.positions((spec.kind,)), need)
+            for spec in KINDS
+            if len(self.positions((spec.kind,)))
+            for need in spec.needs
+            if need.when(self.schedule)
+        ]
         counts = np.zeros(len(self.kind), dtype=np.int64)
-        for _, consumer, _ in blocks:
+        for consumer, _ in blocks:
             counts += np.bincount(consumer, minlength=len(counts))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         # All needs of a kind are filled in one after the other: no pair has to be sorted.
         free = offsets[:-1].copy()
         producers = np.empty(offsets[-1], dtype=np.int64)
-        needs = np.empty(offsets[-1], dtype=np.int8)
-        for number, consumer, producer in blocks:
+        for consumer, producer in blocks:
             # Consumers are sorted: of several pairs of one each takes the next place.
             opens = np.diff(consumer, prepend=-1) > 0
             place = free[consumer]
@@ -162,9 +159,8 @@ class ActionIndex:
                 run = np.diff(np.append(begin, len(consumer)))
                 place += np.arange(len(consumer)) - np.repeat(begin, run)
             producers[place] = producer
-            needs[place] = number
             free[consumer] = place + 1
-        return Waits(np.repeat(np.arange(len(counts)), counts), producers, needs, offsets)
+        return Waits(np.repeat(np.arange(len(counts)), counts), producers, offsets)
 
     def _of_need(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
         """Return consumers, sorted, and producers of one need of the actions `here`."""
@@ -278,14 +274,6 @@ class ActionIndex:
         consumers = np.repeat(here, schedule.ranks)
         found = producers.ravel()
         return consumers[found >= 0], found[found >= 0]
-
-
-def computing_before(schedule: Schedule) -> Positions:
-    """Return the position of the last compute action before each in its program, −1 for none.
-
-    An action of a side stream is issued when its rank has done that one.
-    """
-    return last_before(schedule, computes(kinds_of(schedule.actions)))
 
 
 def last_before(schedule: Schedule, chosen: NDArray[np.bool_]) -> Positions:

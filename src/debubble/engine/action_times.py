@@ -47,48 +47,6 @@ Floats = NDArray[np.float64]
 Positions = NDArray[np.integer]
 
 
-def shared_costs(graph: EventGraph) -> int:
-    """Return the number of entries of a graph's cost vector without times of single actions."""
-    return graph.dynamic_costs + len(graph.dynamic_kind)
-
-
-def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
-    """Return the graph with an entry of the cost vector for every action.
-
-    With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of action
-    a of n, where it computes; an overlapped pair takes the time of its second half. With `delays`,
-    which needs the p2p mode ``"overlapped"`` and no sends and receives, entry c + n + a is the
-    delay of what action a receives from another rank.
-
-    Examples
-    --------
-    >>> import debubble as db
-    >>> import numpy as np
-    >>> schedule, costs = db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=1, B=2)
-    >>> timeline = db.simulate(schedule, costs)
-    >>> graph = with_action_times(timeline.graph)
-    >>> slow = timeline.duration.copy()
-    >>> slow[0] = 5.0
-    >>> timeline.makespan, float(graph.evaluate(np.concatenate([timeline.costs, slow])).max())
-    (9.0, 13.0)
-    """
-    shared, count = shared_costs(graph), len(graph.node)
-    works = np.flatnonzero(computes(kinds_of(graph.schedule.actions)))
-    node = graph.node[works]
-    cost = graph.cost.astype(np.uint32)
-    cost[node] = shared + works
-    lag = graph.lag
-    if delays:
-        assert not len(graph.sent), "transfers that are nodes have no delays of their own"
-        lag = lag.astype(np.uint32)
-        # Each member of a group waits at a node of its own; the last one is that of the group.
-        _, behind = group_bounds(graph.schedule.actions)
-        waiting = node - (behind[works] - 1 - works)
-        waits = lag[waiting] > 0
-        lag[waiting[waits]] = shared + count + works[waits]
-    return replace(graph, cost=cost, lag=lag, base=graph.base or graph)
-
-
 def with_times(
     graph: EventGraph, table: CostTable, durations: Floats | None = None
 ) -> tuple[EventGraph, Floats]:
@@ -130,19 +88,21 @@ def stretch(
     own = lengths_of(schedule, lengths)
     _stretch_work(graph, table, own, times)
     _stretch_copies(graph, table, own, times)
-    if table.message_times.any():
-        nodes, of = _transfers(graph)
-        times[nodes] = _longer(times[nodes], graph.cost[nodes], own[of], graph, table)
-        nodes, of = _arrivals(graph)
-        delays[nodes] = _longer(delays[nodes], graph.lag[nodes], own[of], graph, table)
-        if table.costs.p2p_carry is None:
-            for row, (nodes, of) in ((times, _carriers(graph)), (delays, _carried_to(graph))):
-                moves = row[nodes] > 0
-                nodes, of = nodes[moves], of[moves]
-                part = schedule.places_of(schedule.actions[of]) // len(
-                    schedule.placement.ranks_of_stages
-                )
-                row[nodes] = _by_length(row[nodes], part, own[of], table)
+    if not table.message_times.any():
+        return
+    for row, costs, (nodes, of) in (
+        (times, graph.cost, _transfers(graph)), (delays, graph.lag, _arrivals(graph)),
+    ):  # fmt: skip
+        link = costs[nodes].astype(np.int64) - graph.dynamic_costs
+        part = graph.dynamic_a[link] // schedule.ranks
+        row[nodes] = table.by_length(row[nodes], part, own[of])
+    if table.costs.p2p_carry is None:
+        carriers, count = _transfers(graph, carried=True), len(schedule.placement.ranks_of_stages)
+        for row, (nodes, of) in ((times, carriers), (delays, _carried_to(graph))):
+            moves = row[nodes] > 0
+            nodes, of = nodes[moves], of[moves]
+            places = schedule.places_of(schedule.actions[of])
+            row[nodes] = table.by_length(row[nodes], places // count, own[of])
 
 
 def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Floats) -> None:
@@ -204,38 +164,13 @@ def _stretch_copies(graph: EventGraph, table: CostTable, own: Floats, times: Flo
         times[node] = table.copy(kind, place, target, bool(whole[place]), float(own[position]))
 
 
-def _longer(
-    times: Floats, links: NDArray[np.unsignedinteger], lengths: Floats, graph: EventGraph,
-    table: CostTable,
-) -> Floats:  # fmt: skip
-    """Return times of transfers, by their costs, with messages of their own lengths."""
-    part = graph.dynamic_a[links.astype(np.int64) - graph.dynamic_costs] // graph.schedule.ranks
-    return _by_length(times, part, lengths, table)
-
-
-def _by_length(
-    times: Floats, part: NDArray[np.integer], lengths: Floats, table: CostTable
-) -> Floats:
-    """Return times of messages of slices of some lengths, from those of average ones."""
-    return np.asarray(np.maximum(times + table.message_times[part] * (lengths - 1), 0.0))
-
-
-def _transfers(graph: EventGraph) -> tuple[Positions, Positions]:
-    """Nodes that are transfers to neighbors, and an action of the microbatch that each moves."""
+def _transfers(graph: EventGraph, carried: bool = False) -> tuple[Positions, Positions]:
+    """Nodes of transfers to neighbors, or of carries, and an action of each one's microbatch."""
     kinds = kinds_of(graph.schedule.actions)
-    sends = np.flatnonzero(among(kinds, SEND_KINDS) & ~among(kinds, CARRY_KINDS))
-    made = np.flatnonzero(graph.sent)
-    nodes = np.concatenate([graph.node[sends], graph.sent[made]])
-    return nodes, np.concatenate([sends, made])
-
-
-def _carriers(graph: EventGraph) -> tuple[Positions, Positions]:
-    """Nodes in which something is carried, and an action of the microbatch that each moves."""
-    kinds = kinds_of(graph.schedule.actions)
-    sends = np.flatnonzero(among(kinds, SEND_KINDS) & among(kinds, CARRY_KINDS))
-    made = np.flatnonzero(graph.carried)
-    nodes = np.concatenate([graph.node[sends], graph.carried[made]])
-    return nodes, np.concatenate([sends, made])
+    sends = np.flatnonzero(among(kinds, SEND_KINDS) & (among(kinds, CARRY_KINDS) == carried))
+    sent = graph.carried if carried else graph.sent
+    made = np.flatnonzero(sent)
+    return np.concatenate([graph.node[sends], sent[made]]), np.concatenate([sends, made])
 
 
 def _carried_to(graph: EventGraph) -> tuple[Positions, Positions]:
@@ -244,7 +179,7 @@ def _carried_to(graph: EventGraph) -> tuple[Positions, Positions]:
     Each stands in front of the node of its action, or of its group's members in their order.
     """
     schedule, rows = graph.schedule, kind_columns(graph.schedule).reshape(-1, layout.WIDTH)
-    carried = np.zeros(shared_costs(graph), dtype=bool)
+    carried = np.zeros(graph.dynamic_costs + len(graph.dynamic_kind), dtype=bool)
     carried[graph.dynamic_costs :] = graph.dynamic_kind == CARRY
     nodes = np.flatnonzero(carried[graph.lag])
     kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, among, kinds_of
+from debubble.core.actions import KIND_MASK, among
 from debubble.core.carries import carry_steps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
@@ -34,7 +34,7 @@ from debubble.engine.kernels.steps import Steps
 from debubble.engine.kernels.sweep import sweep
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
-from debubble.engine.recompute import recompute_share
+from debubble.engine.recompute import copies_in_part
 from debubble.engine.validate import scan
 
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
@@ -95,7 +95,7 @@ def _compile(
     if used > costs:
         return _compile(schedule, mode, shared, explain, few=False)
     copies = parts.kinds & _COPIES
-    if frame.state[layout.FAILURE] or (copies and _recomputed_in_part(schedule)):
+    if frame.state[layout.FAILURE] or (copies and len(copies_in_part(schedule))):
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
@@ -236,10 +236,6 @@ def _zeros(size: int) -> NDArray[np.int32]:
     return np.zeros(size, dtype=np.int32)
 
 
-def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
-    return tuple(map(_zeros, sizes))
-
-
 def _steps(schedule: Schedule) -> Steps:
     ranks = schedule.ranks
     norms = ranks * schedule.iterations if schedule.sync == "post-validation" else 0
@@ -256,14 +252,13 @@ def _group(count: int, places: int) -> Group:
 def _transfers(schedule: Schedule, mode: P2PMode) -> Transfers:
     spec, ranks = MODE[mode], schedule.ranks
     results = _results(schedule) * schedule.stages * schedule.units
+    made = 0 if mode == "overlapped" else results
     peers, ways = ranks if spec.by_peer else 1, 2 if spec.by_direction else 1
     queues, posted = (ranks * peers * ways, ROW * len(schedule)) if spec.queued else (0, 0)
     return Transfers(
-        Ends(*_arrays(
-            results, 0 if mode == "overlapped" else results, 2 * ranks * ranks, ranks, ranks, ranks,
-        )),
-        Queues(peers, ways, *_arrays(posted, queues, queues, queues, 2 * ranks)),
-    )  # fmt: skip
+        Ends(*map(_zeros, (results, made, 2 * ranks * ranks, ranks, ranks, ranks))),
+        Queues(peers, ways, *map(_zeros, (posted, queues, queues, queues, 2 * ranks))),
+    )
 
 
 def _offsets(schedule: Schedule) -> NDArray[np.int32]:
@@ -274,16 +269,6 @@ def _offsets(schedule: Schedule) -> NDArray[np.int32]:
     units = np.arange(schedule.units)
     group = units % schedule.slices * copies + schedule.copies_of(units)
     return (group * schedule.stages).astype(np.int32)
-
-
-def _recomputed_in_part(schedule: Schedule) -> bool:
-    """Return whether what is offloaded is a checkpoint for some microbatches of a place only."""
-    share = recompute_share(schedule)
-    mixed = (share > 0) & (share < 1)
-    if not mixed.any():
-        return False
-    out = schedule.actions[among(kinds_of(schedule.actions), COPY_KINDS)]
-    return bool(mixed[schedule.places_of(out)].any())
 
 
 def _side(schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool) -> SideStreams:

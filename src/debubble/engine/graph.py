@@ -10,14 +10,12 @@ from debubble.core.actions import among, kinds_of
 from debubble.core.kinds import TRANSFER_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
-from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
-from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
+from debubble.engine.event_graph import ARRAYS, EventGraph
+from debubble.engine.modes import MODE, P2P_MODES, P2PMode, check_mode
 from debubble.engine.transfers import insert_transfers
 from debubble.engine.validate import refuse_invalid, scan
 
-__all__ = [
-    "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",
-]  # fmt: skip
+__all__ = ["P2P_MODES", "EventGraph", "P2PMode", "compile_graph"]
 
 _TRANSFERS = kind_bits(TRANSFER_KINDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import STAGE_SHIFT, Kind, Program, among, kinds_of, stages_of
+from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Kind, Program, among, kinds_of, stages_of
 from debubble.core.kind_relations import ACTIVATION_KINDS, RECOMPUTE_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
@@ -42,6 +42,16 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
     again = among(kinds, RECOMPUTE_KINDS)
     found: NDArray[np.bool_] = among(kinds, ACTIVATION_KINDS) & np.isin(cells, cells[again])
     return found
+
+
+def copies_in_part(schedule: Schedule) -> NDArray[np.int64]:
+    """Return positions of copies of what is a checkpoint for some microbatches of a place only."""
+    share = recompute_share(schedule)
+    mixed = (share > 0) & (share < 1)
+    if not mixed.any():
+        return np.empty(0, dtype=np.int64)
+    copies = np.flatnonzero(among(kinds_of(schedule.actions), COPY_KINDS))
+    return copies[mixed[schedule.places_of(schedule.actions[copies])]]
 
 
 def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[np.int64]:

@@ -199,8 +199,8 @@ class Timeline:
     def slack(self) -> NDArray[np.float64]:
         """Largest delay of each action's end that keeps the makespan, shape ``(n,)``."""
         graph = self.graph
-        latest = np.empty(len(graph.first))
-        walk.latest_ends.run(len(latest), *graph.edges, self.costs, self.makespan, latest)
+        latest = np.full(len(graph.first), self.makespan)
+        walk.latest_ends.run(len(latest), *graph.edges, self.costs, None, latest)
         return latest[graph.node] - self.end
 
     @cached_property
@@ -264,8 +264,8 @@ class Timeline:
         kinds = among(kinds_of(actions), FORWARD_KINDS)
         movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
         movable[0] = False
-        late = np.empty(len(graph.first))
-        walk.delayed_ends.run(len(late), *graph.edges, self.costs, self.node_end, movable, late)
+        late = np.where(movable, np.inf, self.node_end)
+        walk.latest_ends.run(len(late), *graph.edges, self.costs, self.node_end, late)
         return replace(self, late=late)
 
     def jitter(self, times: Times | Jitter | None = None, **more: Any) -> Spread:

@@ -59,20 +59,15 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.carries import carry_steps
-from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.errors import ScheduleError
 from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
 from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
 from debubble.engine.kind_columns import kind_columns
-from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
+from debubble.engine.modes import ReceivePolicy
 from debubble.engine.validate import has
-
-__all__ = [
-    "RECEIVE_POLICIES", "UNIT_COSTS", "ReceivePolicy", "first_transfer", "insert_transfers",
-    "refuse_transfers", "without",
-]  # fmt: skip
 
 ASIDE_KINDS = (*OFFLOAD_KINDS, *SHARDING_KINDS)
 """Kinds that neither compute nor move data between stages."""
@@ -84,13 +79,8 @@ def insert_transfers(
     """Return the schedule with a send and a receive for everything that moves between ranks.
 
     The schedule has compute actions, copies and collectives. Raises ScheduleError when it has
-    transfers already, or cannot run, for which `explain` says whether to say why; ParameterError
-    for an unknown policy.
+    transfers already, or cannot run, for which `explain` says whether to say why.
     """
-    if policy not in RECEIVE_POLICIES:
-        raise ParameterError(
-            f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
-        )
     refuse_transfers(schedule)
     aside = among(kinds_of(schedule.actions), ASIDE_KINDS)
     if aside.any():

@@ -12,14 +12,8 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.kernels.pytorch_order import defer_receives, write_pytorch_order
-from debubble.engine.transfers import (
-    RECEIVE_POLICIES,
-    ReceivePolicy,
-    consumers_of,
-    insert_transfers,
-    refuse_transfers,
-    without,
-)
+from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
+from debubble.engine.transfers import consumers_of, insert_transfers, refuse_transfers, without
 from debubble.engine.validate import has
 from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
 

@@ -14,7 +14,6 @@ from debubble.core.carries import WAYS, carry_steps
 from debubble.core.kind_relations import boundary_offsets, needs_through
 from debubble.core.kinds import CARRY_KINDS, FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
 from debubble.core.schedule import Schedule
-from debubble.engine.carried_times import carried_times
 from debubble.engine.timeline import Timeline
 from debubble.view.bars import Ints
 
@@ -105,7 +104,7 @@ def links(
     sends = np.flatnonzero(there != here)
     unit = schedule.microbatch_of(microbatches_of(actions[sends]))
     if carried:
-        found = carried_times(table, places[sends], (places + step)[sends], unit)
+        found = table.carried_times(places[sends], (places + step)[sends], unit)
     else:
         found = table.transfers(here[sends], there[sends], unit, kinds[sends], places[sends])
     times[sends] = np.where(found > 0, found, -1.0)

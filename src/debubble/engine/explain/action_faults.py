@@ -7,7 +7,6 @@ where they do not have to meet.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.kind_relations import ranks_stepped_with
 from debubble.core.kinds import (
-    COPY_KINDS,
     KINDS,
     STEP_KINDS,
     TRANSFER_KINDS,
@@ -34,8 +32,8 @@ from debubble.core.waits import ActionIndex, unmet, waits_for
 from debubble.engine.explain import words
 from debubble.engine.kernels.groups import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
-from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import invalid_actions, refuse_invalid
+from debubble.engine.recompute import copies_in_part
+from debubble.engine.validate import refuse_invalid, scan
 
 Positions = NDArray[np.int64]
 
@@ -113,20 +111,13 @@ def invalid_action(schedule: Schedule) -> ScheduleError | None:
     try:
         refuse_invalid(schedule)
     except ScheduleError as error:
-        position = next(at for at in invalid_actions(schedule) if at is not None)
+        position = next(at for at in scan(schedule).strays if at is not None)
         return ScheduleError(str(error), (schedule.text_at(position),))
     return None
 
 
 class ActionFaults(ActionIndex):
     """The faults of a schedule's actions, all of which exist, on their ranks."""
-
-    @cached_property
-    def transfers(self) -> tuple[Positions, Positions]:
-        """Positions of sends and of their receives, by receive."""
-        waits = waits_for(self.schedule)
-        ends = _RECEIVES[self.kind[waits.consumer]]
-        return waits.producer[ends], waits.consumer[ends]
 
     def faults(self) -> Iterator[ScheduleError]:
         """Yield all faults but those of the order of transfers."""
@@ -269,10 +260,7 @@ class ActionFaults(ActionIndex):
 
     def mixed_copies(self) -> Iterator[ScheduleError]:
         """Yield copies of activations that are a checkpoint for some microbatches only."""
-        here = self.positions(COPY_KINDS)
-        places = self.schedule.places_of(self.schedule.actions[here])
-        share = recompute_share(self.schedule)[places]
-        for position in here[(share > 0) & (share < 1)].tolist():
+        for position in copies_in_part(self.schedule).tolist():
             reason = (
                 f"copies what stage {self.stage[position]} recomputes for some microbatches and "
                 "not for others; recompute all or none"
@@ -294,17 +282,19 @@ class ActionFaults(ActionIndex):
 
     def crossed(self) -> Iterator[ScheduleError]:
         """Yield neighboring sends from one rank to another that are received in reverse order."""
-        sends, receives = self.transfers
+        waits = waits_for(self.schedule)
+        ends = _RECEIVES[self.kind[waits.consumer]]
+        sends, receives = waits.producer[ends], waits.consumer[ends]
         link = self.rank[sends] * self.schedule.ranks + self.rank[receives]
         order = np.lexsort((sends, link))
         sends, receives, link = sends[order], receives[order], link[order]
         swapped = (link[1:] == link[:-1]) & (receives[1:] < receives[:-1])
         for index in np.flatnonzero(swapped).tolist():
-            ends = (sends[index], sends[index + 1], receives[index + 1], receives[index])
-            chain = tuple(self.schedule.text_at(int(end)) for end in ends)
+            pair = (sends[index], sends[index + 1], receives[index + 1], receives[index])
+            chain = tuple(self.schedule.text_at(int(end)) for end in pair)
             yield ScheduleError(
-                f"rank {self.rank[ends[0]]} sends {chain[0]} before {chain[1]}, "
-                f"rank {self.rank[ends[2]]} receives {chain[2]} before {chain[3]}: "
+                f"rank {self.rank[pair[0]]} sends {chain[0]} before {chain[1]}, "
+                f"rank {self.rank[pair[2]]} receives {chain[2]} before {chain[3]}: "
                 "the contents are swapped; receive in the order of the sends",
                 chain,
             )

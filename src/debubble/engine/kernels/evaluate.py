@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from debubble.engine.jit import Array, kernel
+from debubble.engine.kernels.layout import Maybe
 
 
 @kernel(writes=("end",))
@@ -51,49 +52,22 @@ def evaluate_lanes(
 
 @kernel(writes=("latest",))
 def latest_ends(
-    first: Array,
-    second: Array,
-    lag: Array,
-    cost: Array,
-    costs: Array,
-    makespan: float,
-    latest: Array,
+    first: Array, second: Array, lag: Array, cost: Array, costs: Array, least: Maybe, latest: Array
 ) -> None:
-    """Latest end of every node that does not delay the makespan."""
-    for n in range(len(first)):
-        latest[n] = makespan
-    for n in range(len(first) - 1, 0, -1):
+    """Lower the latest end of every node to one that delays no later node.
+
+    Not below its ``least``, if that is not None, for which infinity stands where nothing bounds it.
+    """
+    for n in range(len(first) - 1, -1, -1):
+        if least is not None:
+            if latest[n] == math.inf or latest[n] < least[n]:
+                latest[n] = least[n]
         start = latest[n] - costs[cost[n]]
         if start < latest[first[n]]:
             latest[first[n]] = start
         start -= costs[lag[n]]
         if start < latest[second[n]]:
             latest[second[n]] = start
-
-
-@kernel(writes=("late",))
-def delayed_ends(
-    first: Array,
-    second: Array,
-    lag: Array,
-    cost: Array,
-    costs: Array,
-    end: Array,
-    movable: Array,
-    late: Array,
-) -> None:
-    """Latest end of every movable node that delays no other one; the others keep theirs."""
-    for n in range(len(first)):
-        late[n] = math.inf if movable[n] else end[n]
-    for n in range(len(first) - 1, 0, -1):
-        if late[n] == math.inf or late[n] < end[n]:
-            late[n] = end[n]
-        start = late[n] - costs[cost[n]]
-        if movable[first[n]] and start < late[first[n]]:
-            late[first[n]] = start
-        start -= costs[lag[n]]
-        if movable[second[n]] and start < late[second[n]]:
-            late[second[n]] = start
 
 
 @kernel(writes=("path",))

@@ -250,16 +250,9 @@ def add_node(first: int, second: int, frame: Frame) -> int:
 
 
 @helper
-def compute(item: Item, second: int, frame: Frame) -> int:
-    """Add the node of an action after its rank's last one and another; returns it."""
+def join(rank: int, node: int, frame: Frame) -> int:
+    """Let all that a rank computes from here on wait for a node, too; returns the node of both."""
     last_node = frame.turns.last_node
-    n = add_node(last_node[unsigned(item.rank)], second, frame)
-    last_node[unsigned(item.rank)] = n
+    n = add_node(last_node[unsigned(rank)], node, frame)
+    last_node[unsigned(rank)] = n
     return n
-
-
-@helper
-def join(rank: int, node: int, frame: Frame) -> None:
-    """Let all that a rank computes from here on wait for a node, too."""
-    last_node = frame.turns.last_node
-    last_node[unsigned(rank)] = add_node(last_node[unsigned(rank)], node, frame)

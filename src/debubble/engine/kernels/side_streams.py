@@ -18,19 +18,16 @@ from debubble.engine.kernels.layout import (
     Maybe,
     SweepOutput,
     add_node,
-    compute,
     join,
     link_cost,
     new_cost,
     push,
 )
 
-# Of the passes of a microbatch's shards, from shards[unit * SHARDS] on: how many first passes were
-# done, the node that joins them, and the first rank that waits for all; then the same of the passes
-# that the last stage waits for.
-OPENED, OPEN_NODE, OPEN_WAITER, AWAITED, AWAITED_NODE, AWAITED_WAITER, SHARDS = range(7)
-
-# Offsets from OPENED and from AWAITED.
+# Of the passes of a microbatch's shards, from shards[unit * SHARDS + OPENED] on: how many first
+# passes were done, the node that joins them, and the first rank that waits for all; from AWAITED on
+# the same of the passes that the last stage waits for.
+OPENED, AWAITED, SHARDS = 0, 3, 6
 COUNT, NODE, WAITER = range(3)
 
 
@@ -139,7 +136,7 @@ def join_side(item: Item, frame: Frame, side: SideStreams) -> None:
         if side.moved[item.cell] > 0:
             join(item.rank, side.moved[item.cell], frame)
     if kinds[row + at.EDGE] != 0 and item.stage == frame.sizes.stages - 1:
-        node = side.shards[SHARDS * item.unit + AWAITED_NODE]
+        node = side.shards[SHARDS * item.unit + AWAITED + NODE]
         if node > 0:
             join(item.rank, node, frame)
 
@@ -173,7 +170,7 @@ def run_copy(item: Item, frame: Frame, side: SideStreams) -> int:
 def run_wait(item: Item, frame: Frame, side: SideStreams) -> int:
     """Hold up what a rank computes until the last copy of a cell is over; returns DONE."""
     frame.results.seen[item.cell] |= frame.program.kinds[item.row + at.BIT]
-    frame.graph.node[item.here] = compute(item, side.moved[item.cell], frame)
+    frame.graph.node[item.here] = join(item.rank, side.moved[item.cell], frame)
     return DONE
 
 
@@ -226,16 +223,16 @@ def run_shard(item: Item, frame: Frame, side: SideStreams) -> int:
             park(rank, wanted, results.node, side)
             return WAITS
     else:
-        more = shards[spot + OPEN_NODE]
-        if shards[spot + OPENED] < sizes.ranks:
-            park(rank, spot + OPEN_WAITER, shards, side)
+        more = shards[spot + OPENED + NODE]
+        if shards[spot + OPENED + COUNT] < sizes.ranks:
+            park(rank, spot + OPENED + WAITER, shards, side)
             return WAITS
     home = frame.program.rank_of[sizes.stages - 1]
     lag = 0
     if home != rank:
         lag = link_cost(home, rank, 0, frame)
     time = cost_of(item.row // at.WIDTH, item.place, rank, frame, side)
-    n = compute(item, more, frame)
+    n = join(rank, more, frame)
     graph.lag[n] = lag
     graph.cost[n] = time
     graph.node[item.here] = n
