@@ -122,8 +122,7 @@ def memory_arcs(problem: Problem) -> MemoryArcs:
     stored = np.maximum(problem.taken[0], NO_MEMORY)
     spare = np.maximum(np.minimum(np.floor(room / stored), problem.microbatches), 0)
     weight = np.zeros(stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
-    lag = np.full(problem.ranks, np.inf)
-    np.minimum.at(lag, homes, np.where(problem.freed[1] <= 0, weight, 0.0))
+    lag = problem.least_per_rank(np.where(problem.freed[1] <= 0, weight, 0.0))
     return MemoryArcs(last, spare.astype(np.int64) + 1, lag[homes])
 
 
@@ -134,13 +133,13 @@ def longest_paths(problem: Problem) -> Paths:
     heads, tails = np.zeros((2, times.size * m))
     arcs = _arcs(problem)
     find_paths.run(2 * m * len(arcs.lag), m, arcs, times.ravel(), heads, tails)
-    rows = (
+    jobs = (
         heads.reshape(-1, m),
         np.broadcast_to(times.reshape(-1, 1), (times.size, m)),
         tails.reshape(-1, m),
     )
-    actions = (grid.reshape(-1, S, m)[:kinds] for grid in (heads, tails))
-    return Paths(*actions, rows)
+    first, last = (grid.reshape(-1, S, m)[:kinds] for grid in (heads, tails))
+    return Paths(first, last, jobs)
 
 
 def _arcs(problem: Problem) -> Arcs:
@@ -324,10 +323,8 @@ def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
     area -= problem.taken[1] * (heads[1, :, 0] - begin)
     area += problem.taken_by_recompute * problem.recompute_time
     area *= problem.microbatches
-    first = np.full(problem.ranks, np.inf)
-    np.minimum.at(first, problem.homes, begin)
-    last = np.full(problem.ranks, np.inf)
-    np.minimum.at(last, problem.homes, tails[1:].min(axis=(0, 2)))
+    first = problem.least_per_rank(begin)
+    last = problem.least_per_rank(tails[1:].min(axis=(0, 2)))
     used = problem.microbatch_memory > 0
     spans = np.zeros(problem.ranks)
     spans[used] = problem.per_rank(area)[used] / problem.limits_with_slack[used]

@@ -142,8 +142,7 @@ def strongest(problem: Problem) -> list[int]:
     is the least room to put work off.
     """
     heads, tails, *_ = longest_paths(problem)
-    first = np.full(problem.ranks, np.inf)
-    np.minimum.at(first, problem.homes, heads[0, :, 0])
+    first = problem.least_per_rank(heads[0, :, 0])
     spans = areas(problem, heads, tails) + first + problem.work * problem.microbatches
     spans += TOLERANCE * np.arange(problem.ranks)
     ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
