@@ -40,7 +40,6 @@ from debubble.optimize.cp_sat.rounding import (
     factor_for,
     fused_times,
     round_times,
-    units_apart,
     whole_units,
 )
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
@@ -198,8 +197,7 @@ class ExactModel(IntervalModel):
         stages, unit = self.stages(rank), limit / MEMORY_UNITS
         if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
             unit = activation[stages[0]] / FRACTIONS
-        apart = problem.can_run_ahead
-        taken, changes = (units_apart if apart else whole_units)(problem, unit)
+        taken, changes = whole_units(problem, unit, problem.can_run_ahead)
         for me in keys:
             if taken[me[:2]]:
                 held = [int(taken[me[:2]])]
