@@ -203,7 +203,6 @@ ALLOWED = {
     "listing/kernel.py": "compiled; its own three numbers, F, I and W",
     "optimize/cp_sat/model.py": "its own three numbers, F, I and W",
     "optimize/periodic/pattern.py": "its own three numbers, F, I and W",
-    "optimize/bounds/_paths_kernel.py": "counts kinds",
     "optimize/anneal/annealer.py": "counts kinds",
     "view/bars.py": "its own table of what it draws",
     "core/actions.py": "asks whether a number is a kind at all",

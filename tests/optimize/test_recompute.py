@@ -304,9 +304,9 @@ def test_many_microbatches_go_through_all_searches() -> None:
 
 def test_memory_is_rounded_in_favour_of_fitting() -> None:
     asked = problem(2, 3, 1 + 2 / 3, chunks=1, kept_for_weight=2 / 3)
-    taken, changes = whole_units(asked, 1 / 1000)
-    assert taken[:, 0].tolist() == [1000, 0, 0]
-    assert changes[:, 0].tolist() == [1000, -334, -666]
+    taken, changes = whole_units(asked, 1 / 1000, False)
+    assert taken[:, 0].tolist() == [1000, 0, 0, 0]
+    assert changes[:, 0].tolist() == [1000, -334, -666, 0]
 
 
 def test_keys_and_values_are_part_of_the_limit() -> None:

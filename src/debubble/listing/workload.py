@@ -116,3 +116,9 @@ class Workload:
         sums = np.zeros(self.ranks)
         np.add.at(sums, self.homes, values)
         return sums
+
+    def least_per_rank(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Least of values per stage over the stages of each rank; infinite without a stage."""
+        least = np.full(self.ranks, np.inf)
+        np.minimum.at(least, self.homes, values)
+        return least

@@ -36,7 +36,7 @@ from debubble.optimize.stage_choices.choices import choice_in, choice_of, with_c
 KEPT = (*WORK_KINDS, *OFFLOAD_KINDS)
 """Kinds that an order which is searched consists of."""
 
-VERSION = 5
+VERSION = 6
 """Raised when entries have other fields."""
 
 MOST_ENTRIES = 512
@@ -65,6 +65,8 @@ class CacheEntry:
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
     """Choice of every stage, see :mod:`.stage_choices.choices`; `programs` have its copies."""
+    why: str = ""
+    """Reason of the bound."""
 
     def answers(self, budget: str, solver: str) -> bool:
         """Return whether this was made with a budget, and by a solver or none.
@@ -151,6 +153,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Cach
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,
+            str(data["why"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
@@ -192,7 +195,7 @@ def write_entry(
     data = {
         "bound": entry.bound, "budget": entry.budget, "seconds": entry.seconds,
         "found_by": entry.found_by, "solver": entry.solver, "code": code(),
-        "layers": entry.cut, "schedule": schedule.to_dict(),
+        "layers": entry.cut, "why": entry.why, "schedule": schedule.to_dict(),
     }  # fmt: skip
     text = json.dumps(data)
     if len(text) > LARGEST_ENTRY:

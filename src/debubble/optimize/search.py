@@ -16,7 +16,6 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.strategies import explain_bound
 from debubble.optimize.cache import CacheEntry, read_entry, write_entry
 from debubble.optimize.final_check import check_result
 from debubble.optimize.layer_split.space import Cuts
@@ -237,27 +236,27 @@ def search(request: Request, budget: Budget) -> Outcome:
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
     status = "optimal" if variants.done else "interrupted" if budget.stop.asked else "feasible"
+    why = _reason(variants, known)
     if budget.cache and fresh and status != "interrupted":
         entry = CacheEntry(
-            best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut
+            best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut, why=why
         )
         write_entry(problems, schedule, entry, free)
     timeline = best.problem.timeline(schedule)
     return Outcome(
-        best.problem, schedule, timeline, bound, status, seconds, found_by, not fresh,
-        _reason(variants),
-    )  # fmt: skip
+        best.problem, schedule, timeline, bound, status, seconds, found_by, not fresh, why
+    )
 
 
-def _reason(search: Variants) -> str:
-    """Explain why no schedule is faster than the bound, if a variant or one of its ranks does."""
+def _reason(search: Variants, known: CacheEntry | None) -> str:
+    """Explain why no schedule is faster than the bound, if a variant or an earlier search does."""
     bound = search.bound
     for each in search.incumbents:
         if abs(each.bound - bound) <= TOLERANCE * bound:
             place = f"placement {each.problem.placement.name}: "
             return f"{place if len(search.spaces) > 1 else ''}{each.why}"
-    single = len(search.incumbents) == 1
-    return explain_bound(search.best.model, search.best.bound, bound) if single else ""
+    same = known is not None and known.current and known.bound >= bound * (1 - TOLERANCE)
+    return known.why if known is not None and same else ""
 
 
 def _with_static(timeline: Timeline, request: Request, problem: Problem) -> Timeline:

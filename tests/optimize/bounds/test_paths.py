@@ -204,10 +204,10 @@ def test_heads_and_tails_of_a_lone_microbatch() -> None:
 
 
 def test_stages_that_store_nothing_have_room_for_all_microbatches() -> None:
-    from debubble.optimize.bounds.paths import spare_microbatches
+    from debubble.optimize.bounds.paths import memory_arcs
 
     asked = problem(2, 8, 8e10, activation=[0.0, 1e9, 1e9, 1e9])
-    assert spare_microbatches(asked)[0] == 8
+    assert memory_arcs(asked).later[0] == 9
 
 
 @pytest.mark.parametrize("mode", ["overlapped", "blocking"])

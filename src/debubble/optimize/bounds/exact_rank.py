@@ -53,20 +53,15 @@ arrival is sooner by less than one step of a way that is many steps long, so tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds._exact_rank_kernel import Counts, Relaxation, keep_best, next_states
 from debubble.optimize.bounds.paths import longest_paths
-from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded_down
+from debubble.optimize.cp_sat.rounding import Whole, all_times, factor_for, whole_times
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
-
-Whole: TypeAlias = NDArray[np.int64]
-"""Whole numbers."""
 
 MOST_CELLS = 4_000_000
 """States of one level times their columns; with more a target counts as one that can be met."""
@@ -107,13 +102,13 @@ def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) ->
             gap += problem.pass_times[chain]
     rank_of = [place[int(problem.homes[s])] for _, s in chains]
     times, delays, head, tail = (
-        _whole(np.array(values), factor)
+        whole_times(np.array(values), factor)
         for values in (
             [problem.pass_times[chain] for chain in chains], gaps,
             [heads[chain] for chain in chains], [tails[chain] for chain in chains],
         )
     )  # fmt: skip
-    again_time = _whole(problem.recompute_time, factor)
+    again_time = whole_times(problem.recompute_time, factor)
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
     )
@@ -128,7 +123,10 @@ def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) ->
     again, classes = len(whole), dict[tuple[int, int, float], int]()
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
-            time, free = int(_whole(problem.pass_times[2, s], factor)), float(problem.freed[2, s])
+            time, free = (
+                int(whole_times(problem.pass_times[2, s], factor)),
+                float(problem.freed[2, s]),
+            )
             if time:
                 number = again + len(classes)
                 class_of[c] = classes.setdefault((rank_of[c], time, free), number)
@@ -151,10 +149,6 @@ def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) ->
         np.array([time for _, time, _ in whole], dtype=np.int64),
         np.array([free for _, _, free in whole]), again, width,
     )  # fmt: skip
-
-
-def _whole(times: NDArray[np.float64], factor: float) -> Whole:
-    return rounded_down(times, factor).astype(np.int64)
 
 
 class StateBudget:

@@ -48,7 +48,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds._exact_rank_kernel import Relaxation
 from debubble.optimize.bounds.exact_rank import relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
-from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
+from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, whole_times
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies
@@ -109,7 +109,7 @@ def copied_bound(
             if stop():
                 break
             met = model.met((work - used) * (FIRST_SHARE if grows else 0.5), stop)
-        used += model.solver.response_proto.deterministic_time
+        used += model.spent
         if met is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
@@ -133,7 +133,7 @@ class RankModel(IntervalModel):
         self, problem: Problem, rank: int, factor: float, target: int, copies: Any, whole: bool
     ) -> None:
         easy = relaxed(problem)
-        units = copy_units(rounded_down(easy.pass_times, factor), rounded_down(copies, factor))
+        units = copy_units(whole_times(easy.pass_times, factor), whole_times(copies, factor))
         units = np.repeat(units[:, :, None], problem.microbatches, axis=2)
         super().__init__(problem, [rank], units, target - 1)
         self.first = [key for key in self.passes(rank) if key[:2] == self.way[0]]

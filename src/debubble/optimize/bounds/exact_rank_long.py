@@ -42,12 +42,11 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds._exact_rank_kernel import Relaxation
 from debubble.optimize.bounds.exact_rank import (
     StateBudget,
-    Whole,
     ends_before,
     factor_of,
     relax_others,
 )
-from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded_down
+from debubble.optimize.cp_sat.rounding import Whole, all_times, factor_for, whole_times
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -120,6 +119,6 @@ def with_rests(
     stages = np.flatnonzero(np.isin(problem.homes, ranks)).tolist()
     for chain, stage in enumerate(stages):
         if stage <= goal:
-            way = int(rounded_down(ways[[goal]] - ways[[stage]], factor)[0])
+            way = int(whole_times(ways[goal] - ways[stage], factor))
             tails[chain] = np.maximum(tails[chain], rests[:0:-1] + way - kept.times[chain])
     return kept._replace(tails=tails)

@@ -62,14 +62,14 @@ so do W, where no backward is fused, and a forward that waits for the memory of 
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.units import number
-from debubble.optimize.bounds._paths_kernel import Delays, PathArrays, preemptive
+from debubble.optimize.bounds._paths_kernel import Arcs, preemptive
 from debubble.optimize.bounds._paths_kernel import longest_paths as find_paths
 from debubble.optimize.problem import NO_MEMORY, Problem
 
@@ -85,72 +85,98 @@ class Paths(NamedTuple):
     heads, tails
         Earliest start of every action but R, and least time from its end to the end of all; shape
         ``(kinds, stages, microbatches)``.
-    leaves, follows
-        Heads and tails of the transfer of every result of F and of I or B, shape ``(2, stages,
-        microbatches)``; the last stage's F and the first stage's backward send nothing.
+    jobs
+        Heads, times and tails of all that :func:`machines` run; shapes ``(rows, microbatches)``.
     """
 
     heads: Grid
     tails: Grid
-    leaves: Grid
-    follows: Grid
+    jobs: tuple[Grid, Grid, Grid]
 
 
-def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
-    """Return numbers of microbatches that fit on stages on top of one, shape ``(stages,)``."""
-    room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
-        1, last_stages(problem)
-    ]
+class MemoryArcs(NamedTuple):
+    """Forwards that wait for the memory of older microbatches; all shapes are ``(stages,)``.
+
+    Parameters
+    ----------
+    last
+        The last stage of the same rank, whose I or B begins to free memory.
+    later
+        Microbatches by which the forward is later.
+    lag
+        Time from the end of that I to the first free.
+    """
+
+    last: NDArray[np.int64]
+    later: NDArray[np.int64]
+    lag: NDArray[np.float64]
+
+
+def memory_arcs(problem: Problem) -> MemoryArcs:
+    """Return the precedences that memory limits make."""
+    homes, stages = problem.homes, problem.stages
+    of_ranks = np.zeros(problem.ranks, dtype=np.int64)
+    np.maximum.at(of_ranks, homes, np.arange(stages))
+    last = of_ranks[homes]
+    room = (problem.limits_with_slack - problem.microbatch_stored)[homes] - problem.taken[1, last]
     stored = np.maximum(problem.taken[0], NO_MEMORY)
-    spare = np.minimum(np.floor(room / stored), problem.microbatches)
-    return np.asarray(np.maximum(spare, 0), dtype=np.int64)
-
-
-def memory_lag(problem: Problem) -> NDArray[np.float64]:
-    """Return the time from I's end at each rank's last stage to the first free, ``(ranks,)``."""
-    lag = np.full(problem.ranks, np.inf)
-    weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
-    kept_all = problem.freed[1] <= 0
-    np.minimum.at(lag, problem.homes, np.where(kept_all, weight, 0.0))
-    return lag
-
-
-def last_stages(problem: Problem) -> NDArray[np.int64]:
-    """Return the last stage of the rank of every stage, shape ``(stages,)``."""
-    last = np.zeros(problem.ranks, dtype=np.int64)
-    np.maximum.at(last, problem.homes, np.arange(problem.stages))
-    return last[problem.homes]
+    spare = np.maximum(np.minimum(np.floor(room / stored), problem.microbatches), 0)
+    weight = np.zeros(stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
+    lag = problem.least_per_rank(np.where(problem.freed[1] <= 0, weight, 0.0))
+    return MemoryArcs(last, spare.astype(np.int64) + 1, lag[homes])
 
 
 def longest_paths(problem: Problem) -> Paths:
     """Return heads and tails of actions and transfers."""
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
+    times = np.vstack([problem.pass_times, transfer_times(problem), problem.recompute_time[None]])
+    heads, tails = np.zeros((2, times.size * m))
+    arcs = _arcs(problem)
+    find_paths.run(2 * m * len(arcs.lag), m, arcs, times.ravel(), heads, tails)
+    jobs = (
+        heads.reshape(-1, m),
+        np.broadcast_to(times.reshape(-1, 1), (times.size, m)),
+        tails.reshape(-1, m),
+    )
+    first, last = (grid.reshape(-1, S, m)[:kinds] for grid in (heads, tails))
+    return Paths(first, last, jobs)
+
+
+def _arcs(problem: Problem) -> Arcs:
+    """Return all precedences between rows of :func:`machines`."""
+    kinds, S, stages = len(problem.kinds), problem.stages, np.arange(problem.stages)
+    sent, returned, again = range(kinds, kinds + 3)
     holding = problem.mode == "blocking"
-    link, last = transfer_times(problem), last_stages(problem)
-    lag = memory_lag(problem)[problem.homes]
-    pause = np.zeros(S)
+    # Source, target, and stages and microbatches by which the target is later.
+    alike = [
+        *((kind, kind, 0, 1) for kind in range(kinds)),
+        (0, sent, 0, 0), (sent, 0, 1, 0), (0, again, 0, 0), (again, 1, 0, 0),
+        (1, returned, 0, 0), (returned, 1, -1, 0),
+    ]  # fmt: skip
+    if not problem.fused:
+        # Where ranks meet, W comes after the send, and so does what waits for memory.
+        alike.append((returned if holding and problem.backward == "split" else 1, 2, 0, 0))
+    if problem.mode != "overlapped":
+        alike += [(sent, sent, 0, 1), (returned, returned, 0, 1)]
     if holding:
-        lag = lag + link[1, last]
-        if problem.backward == "split":
-            pause = link[1]
-    found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
-    delays = Delays(
-        S, m, kinds, problem.mode != "overlapped", holding, problem.pass_times.ravel(),
-        link.ravel(), pause, problem.recompute_time, last, spare_microbatches(problem), lag,
-        *_carried(problem),
-    )  # fmt: skip
-    find_paths.run(3 * problem.size, delays, PathArrays(*found))
-    return Paths(*(values.reshape(-1, S, m) for values in found))
-
-
-def _carried(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Grid]:
-    """Return sources, targets and times of what stages carry, as in :class:`Delays`."""
-    S = problem.stages
-    came, went, times = np.full(2 * S, -1), np.full(2 * S, -1), np.zeros(2 * S)
-    for (row, target), (_, source), lag in problem.carried:
-        came[row * S + target], went[row * S + source] = source, target
-        times[row * S + target] = lag + row * problem.recompute_time[target]
-    return came, went, times
+        alike += [(sent, 0, 0, 1), (returned, 1, 0, 1)]
+    source, target, step, later = np.array(alike).T[:, :, None]
+    inside = (stages + step >= 0) & (stages + step < S)
+    plain = (source * S + stages, target * S + stages + step, later + 0 * stages)
+    last, waits, lag = memory_arcs(problem)
+    parts: list[tuple[Any, ...]] = [
+        (*(values[inside] for values in plain), np.zeros(np.count_nonzero(inside))),
+        (S + last, stages, waits, lag + transfer_times(problem)[1, last] * holding),
+    ]
+    for (row, to), (_, since), time in problem.carried:
+        its = time + row * problem.recompute_time[to]
+        parts.append((row * S + since, row * S + to, 0, its))
+    found = [np.hstack(column) for column in zip(*parts, strict=True)]
+    # As a microbatch passes them: forwards, backwards from the last stage on.
+    up, down = stages, 2 * S - stages
+    turns = np.array([*(up, down, down + 0.5)[:kinds], up + 0.25, down + 0.25, up + 0.5])
+    order = np.argsort(turns.ravel()[found[0]], kind="stable")
+    return Arcs(*(column[order] for column in found))
 
 
 def transfer_times(problem: Problem) -> NDArray[np.float64]:
@@ -219,19 +245,18 @@ def prove(problem: Problem) -> Proof:
 
 def by_path(problem: Problem, paths: Paths) -> Proof:
     """Return the longest path."""
-    jobs = _jobs(problem, paths)
-    bound = float(np.sum(jobs, axis=0).max())
+    del problem
+    bound = float(np.sum(paths.jobs, axis=0).max())
     return Proof(bound, f"actions that wait for each other or for memory take {number(bound)}")
 
 
 def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
     """Return the bound of the rank, or queue of transfers, with the most to do."""
-    jobs = _jobs(problem, paths)
     best, least = Proof(0.0, ""), np.inf
     for rows in machines(problem):
         if not len(rows):
             continue
-        heads, times, tails = (values[rows].ravel() for values in jobs)
+        heads, times, tails = (values[rows].ravel() for values in paths.jobs)
         bound = one_rank(heads, times, tails)
         first, busy, last = heads.min(), times.sum(), tails.min()
         waits = bound - first - busy - last
@@ -263,21 +288,6 @@ def by_area(problem: Problem, paths: Paths) -> Proof:
 
 BOUNDS = [by_path, by_busy_rank, by_area]
 """Every bound that needs longest paths only."""
-
-
-def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
-    """Return heads, times and tails of actions, transfers and R, by rows of :func:`machines`."""
-    heads, tails, leaves, follows = paths
-    m, redo = problem.microbatches, problem.recompute_time[None]
-    alone = problem.pass_times[:, :, None]
-    times = np.vstack([problem.pass_times, transfer_times(problem), redo])
-    times = np.broadcast_to(times[:, :, None], (*times.shape, m))
-    grids = (
-        np.concatenate([heads, leaves, heads[:1] + alone[:1]]),
-        times,
-        np.concatenate([tails, follows, tails[1:2] + alone[1:2]]),
-    )
-    return [grid.reshape(-1, m) for grid in grids]
 
 
 def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
@@ -313,10 +323,8 @@ def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
     area -= problem.taken[1] * (heads[1, :, 0] - begin)
     area += problem.taken_by_recompute * problem.recompute_time
     area *= problem.microbatches
-    first = np.full(problem.ranks, np.inf)
-    np.minimum.at(first, problem.homes, begin)
-    last = np.full(problem.ranks, np.inf)
-    np.minimum.at(last, problem.homes, tails[1:].min(axis=(0, 2)))
+    first = problem.least_per_rank(begin)
+    last = problem.least_per_rank(tails[1:].min(axis=(0, 2)))
     used = problem.microbatch_memory > 0
     spans = np.zeros(problem.ranks)
     spans[used] = problem.per_rank(area)[used] / problem.limits_with_slack[used]

@@ -17,7 +17,7 @@ import numpy as np
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.units import number
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import PRECISION, StateBudget, exact_rank_bound
+from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.exact_rank_copies import copied_bound, may_help
 from debubble.optimize.bounds.exact_rank_long import far_bound
 from debubble.optimize.bounds.paths import areas, longest_paths
@@ -47,9 +47,6 @@ FAR_SHARE = 0.7
 COPIED_WORK, COPIED_SHARE = 24.0, 0.2
 """Work of the solver for ranks with their copies, in its own unit of about a second, times the
 effort, and their share of the time."""
-
-REASON_SECONDS = 1.0
-"""Seconds for finding the rank that is the reason of a bound from an earlier search."""
 
 
 def bound_by_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -145,8 +142,7 @@ def strongest(problem: Problem) -> list[int]:
     is the least room to put work off.
     """
     heads, tails, *_ = longest_paths(problem)
-    first = np.full(problem.ranks, np.inf)
-    np.minimum.at(first, problem.homes, heads[0, :, 0])
+    first = problem.least_per_rank(heads[0, :, 0])
     spans = areas(problem, heads, tails) + first + problem.work * problem.microbatches
     spans += TOLERANCE * np.arange(problem.ranks)
     ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
@@ -163,21 +159,6 @@ def strongest_rank_bound(
     return exact_rank_bound(
         easy, strongest(easy)[:1], low, best, StateBudget(states), stop or Stop()
     )
-
-
-def explain_bound(problem: Problem, low: float, bound: float) -> str:
-    """Name a single rank that explains a bound from an earlier search, above one without a reason.
-
-    Empty if there is no such rank, or finding it takes too long. The problem has no copies.
-    """
-    easy, stop = relaxed(problem), Stop(REASON_SECONDS)
-    for ranks in single_ranks(easy):
-        if stop():
-            return ""
-        found = exact_rank_bound(easy, ranks, low, bound, StateBudget(STATES), stop)
-        if found >= bound * (1 - PRECISION):
-            return explain_ranks(easy, ranks, found)
-    return ""
 
 
 def explain_ranks(problem: Problem, ranks: Sequence[int], bound: float) -> str:

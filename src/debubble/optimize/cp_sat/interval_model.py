@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.optimize.cp_sat.from_start_times import programs_by_start
-from debubble.optimize.cp_sat.solver import SolverModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.times import microbatch_lengths
 
@@ -39,7 +38,7 @@ Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
 
 
-class IntervalModel(SolverModel):
+class IntervalModel:
     """Variables and constraints of some ranks; nothing starts after the horizon.
 
     `units` are times of all actions in whole numbers, shape ``(kinds, stages, microbatches)`` with
@@ -49,7 +48,9 @@ class IntervalModel(SolverModel):
     def __init__(
         self, problem: Problem, ranks: Iterable[int], units: NDArray[np.int64], horizon: int
     ) -> None:
-        super().__init__()
+        from ortools.sat.python import cp_model
+
+        self.model, self.solver = cp_model.CpModel(), cp_model.CpSolver()
         self.problem, self.ranks, self.units, self.horizon = problem, sorted(ranks), units, horizon
         self.start: dict[Key, Any] = {}
         self.away: dict[tuple[int, int], Any] = {}
@@ -119,6 +120,34 @@ class IntervalModel(SolverModel):
         ]
         starts, over = np.array([[self.solver.value(at) for at in row] for row in (own, ends)])
         return programs_by_start(self.problem, starts, over - starts)
+
+    def run(self, work: float, seconds: float, workers: int, seed: int) -> bool | None:
+        """Return whether there is a solution; None where that is open.
+
+        `work` is the solver's own unit, about a second; :meth:`stop` ends it early. Ctrl-C is not
+        the solver's: searches hear it.
+        """
+        from ortools.sat.python import cp_model
+
+        parameters = self.solver.parameters
+        parameters.max_deterministic_time = work
+        parameters.max_time_in_seconds = seconds
+        parameters.num_workers = workers
+        parameters.random_seed = seed
+        parameters.catch_sigint_signal = False
+        status = self.solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            return False
+        return True if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+
+    def stop(self) -> None:
+        """End a running search soon; callable from another thread."""
+        self.solver.stop_search()
+
+    @property
+    def spent(self) -> float:
+        """Work that the last run took."""
+        return float(self.solver.response_proto.deterministic_time)
 
     def add_order(self, keys: Iterable[Key]) -> None:
         """Keep microbatches of one length in the order of their numbers in every chain."""
@@ -205,7 +234,7 @@ class IntervalModel(SolverModel):
         return literal
 
 
-def copy_units(times: NDArray[np.float64], copies: NDArray[np.float64]) -> NDArray[np.int64]:
+def copy_units(times: NDArray[Any], copies: NDArray[Any]) -> NDArray[np.int64]:
     """Return whole times of all kinds, shape ``(6, stages)``; of a problem without recomputes."""
     units = np.zeros((BACK + 1, len(copies)), dtype=np.int64)
     units[: len(times)] = times

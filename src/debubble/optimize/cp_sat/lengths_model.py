@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.kind_relations import FUSED_KIND
 from debubble.listing import TOLERANCE
 from debubble.optimize.cp_sat.interval_model import AGAIN, WEIGHT, IntervalModel
-from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, factor_for, rounded_down
+from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, Whole, factor_for, whole_times
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.times import (
@@ -38,9 +36,6 @@ from debubble.optimize.times import (
     link_times,
     recompute_times,
 )
-
-Whole: TypeAlias = NDArray[np.int64]
-"""Times in whole numbers."""
 
 PRECISION = 0.01
 """Gap from which on the next target is the makespan itself, relative to it."""
@@ -65,7 +60,7 @@ class LengthsModel(IntervalModel):
         self.factor = factor_for(np.concatenate([x.ravel() for x in (times, redo, links)]), best)
         no_weights = np.zeros((AGAIN - len(times), *redo.shape))
         self.times = np.concatenate([times, no_weights, redo[None]])
-        units = rounded_down(self.times, self.factor).astype(np.int64)
+        units = whole_times(self.times, self.factor)
         super().__init__(problem, ranks, units, int(best * self.factor * (1 + TOLERANCE)))
         least = int(bound * self.factor * (1 - TOLERANCE))
         self.makespan = self.model.new_int_var(min(least, self.horizon), self.horizon, "")
@@ -100,10 +95,7 @@ class LengthsModel(IntervalModel):
             if back:
                 weight = 0.0 if self.problem.fused else self.times[WEIGHT, stage]
                 rest = np.maximum(rest, gap + weight)
-        return self._whole(np.array(delays)), self._whole(rest)
-
-    def _whole(self, times: Grids) -> Whole:
-        return rounded_down(times, self.factor).astype(np.int64)
+        return whole_times(np.array(delays), self.factor), whole_times(rest, self.factor)
 
     def makespan_below(self, target: float, work: float, stop: Stop) -> float | None:
         """Return a makespan below a target that a schedule has, or the target if none does.
@@ -125,11 +117,6 @@ class LengthsModel(IntervalModel):
         if found is False:
             return target
         return self.solver.value(self.makespan) / self.factor if found else None
-
-    @property
-    def spent(self) -> float:
-        """Work that the last run took."""
-        return float(self.solver.response_proto.deterministic_time)
 
 
 def narrow(
@@ -184,9 +171,7 @@ def by_work(problem: Problem) -> float:
     if problem.layers:
         return max(way, float(work.mean()))
     before = np.concatenate([[0.0], np.cumsum(times[0].min(axis=1))[:-1]])
-    first = np.full(problem.ranks, np.inf)
-    np.minimum.at(first, problem.homes, before)
-    return max(way, float((work + first).max()))
+    return max(way, float((work + problem.least_per_rank(before)).max()))
 
 
 def telling_ranks(problem: Problem) -> list[int]:

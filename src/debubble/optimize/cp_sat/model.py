@@ -30,12 +30,7 @@ import numpy as np
 
 from debubble.core.actions import Program
 from debubble.engine.timeline import Timeline
-from debubble.optimize.bounds.paths import (
-    last_stages,
-    longest_paths,
-    memory_lag,
-    spare_microbatches,
-)
+from debubble.optimize.bounds.paths import longest_paths, memory_arcs
 from debubble.optimize.cp_sat.from_start_times import starts_by_number
 from debubble.optimize.cp_sat.interval_model import AGAIN, WEIGHT, IntervalModel, Key
 from debubble.optimize.cp_sat.rounding import (
@@ -45,7 +40,6 @@ from debubble.optimize.cp_sat.rounding import (
     factor_for,
     fused_times,
     round_times,
-    units_apart,
     whole_units,
 )
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
@@ -203,8 +197,7 @@ class ExactModel(IntervalModel):
         stages, unit = self.stages(rank), limit / MEMORY_UNITS
         if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
             unit = activation[stages[0]] / FRACTIONS
-        apart = problem.can_run_ahead
-        taken, changes = (units_apart if apart else whole_units)(problem, unit)
+        taken, changes = whole_units(problem, unit, problem.can_run_ahead)
         for me in keys:
             if taken[me[:2]]:
                 held = [int(taken[me[:2]])]
@@ -222,13 +215,13 @@ class ExactModel(IntervalModel):
             add(self.start[*chain, b] >= self.end(*other, b) + round(delay))
         for (stage, b), fused in self.fused.items():
             add(self.start[WEIGHT, stage, b] == self.end(1, stage, b)).only_enforce_if(fused)
-        spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
+        arcs, homes = memory_arcs(problem), problem.homes
         # A fused backward frees at its end.
-        lag[problem.homes[self.fusable]] = 0.0
-        for stage in range(problem.stages):
-            for older in range(m - int(spare[stage]) - 1):
-                freed = self.end(1, int(last[stage]), older) + round(lag[problem.homes[stage]])
-                add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
+        lags = np.where(np.isin(homes, homes[self.fusable]), 0.0, arcs.lag)
+        columns = (values.tolist() for values in (arcs.last, arcs.later, lags))
+        for stage, (last, later, lag) in enumerate(zip(*columns, strict=True)):
+            for older in range(m - later):
+                add(self.start[0, stage, older + later] >= self.end(1, last, older) + round(lag))
 
     def _minimize(self, bound: int) -> None:
         low = min(bound, self.horizon) - self.problem.size

@@ -14,8 +14,8 @@ from debubble.core.kind_relations import FUSED_KIND
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import fusable
 
-Units: TypeAlias = NDArray[np.int64]
-"""Memory in whole units."""
+Whole: TypeAlias = NDArray[np.int64]
+"""Times or memory in whole numbers."""
 
 LARGEST_DENOMINATOR = 10_000
 RESOLUTION = 1_000_000
@@ -49,6 +49,11 @@ def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float6
     return np.floor(times * factor * (1 + 1e-12) + 1e-9)
 
 
+def whole_times(times: NDArray[np.float64], factor: float) -> Whole:
+    """Return times that are multiplied and :func:`rounded_down`, as integers."""
+    return rounded_down(times, factor).astype(np.int64)
+
+
 def all_times(problem: Problem) -> NDArray[np.float64]:
     """Return all durations and delays of the problem."""
     fused = fused_times(problem)[fusable(problem)]
@@ -62,36 +67,22 @@ def fused_times(problem: Problem) -> NDArray[np.float64]:
     return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
 
 
-def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
+def whole_units(problem: Problem, unit: float, apart: bool) -> tuple[Whole, Whole]:
     """Return memory actions take at their start, and the change when they are over.
 
-    Both are in whole units, shape ``(kinds, stages)``. Memory held between them is rounded down, so
-    that no order that fits is refused.
+    Both are in whole units. Rows are F, I or B, W (B once more where backwards are fused) and R,
+    which takes nothing unless R and its backward are `apart`. Memory held between actions is
+    rounded down, so that no order that fits is refused.
     """
-    return _levels(problem.taken, problem.freed, unit)
-
-
-def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
-    """Return memory as :func:`whole_units`, with R as an action of its own.
-
-    Rows are F, I or B, W (B once more where backwards are fused) and R.
-    """
-    back, last = problem.taken_by_recompute, len(problem.kinds)
+    back = problem.taken_by_recompute * apart
     taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
-    levels = _levels(taken, np.insert(problem.freed, 1, 0.0, axis=0), unit)
-    one, other = (level[[0, 2, last, 1]] for level in levels)
-    return one, other
-
-
-def _levels(
-    taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
-) -> tuple[Units, Units]:
-    """Return memory taken and changed by kinds in the order in which a microbatch has them."""
+    freed = np.insert(problem.freed, 1, 0.0, axis=0)
     before = np.cumsum(taken - freed, axis=0) - taken + freed
     during, after = before + taken, before + taken - freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
     low, high, left = levels
-    return high - low, left - low
+    rows = [0, 2, len(problem.kinds), 1]
+    return (high - low)[rows], (left - low)[rows]
 
 
 def round_times(problem: Problem, factor: float) -> Problem:

@@ -24,7 +24,7 @@ X is below every cut's makespan.
 **Several stages on a rank.** The least number of layers before a rank's first stage bounds w(q)
 from below, and with X the work that each rank has time for by (1). For all ranks together that must
 be at least m · T(L). And n layers take at least what the n smallest of the model do, so that (1)
-limits the layers of a rank; together they must be L. For equal layers that is a division.
+limits the layers of a rank; together they must be L.
 
 The smallest X that is not refused is the bound, found by bisection.
 
@@ -106,19 +106,15 @@ class _Bound:
         """Fewest layers before every stage, shape ``(stages,)``."""
         self.filled = bool(cutting.least[-1])
         """True if the last stage has a layer under every cut."""
-        assert root.layers is not None
-        self.equal = not root.layers.each
-        """True if all layers are."""
 
     def value(self) -> float:
         root = self.root
         ends, layers = relaxed(self.ends).times, len(self.forward)
-        way = self._sums(self.forward)
-        trip = self._sums(self.forward + self.back)
+        way, trip = _sums(self.forward), _sums(self.forward + self.back)
         first = np.full(root.ranks, root.stages)
         np.minimum.at(first, root.homes, np.arange(root.stages))
-        before = [np.append(0.0, np.cumsum(column)) for column in (ends[0], ends[1])]
-        up, down = np.cumsum(root.forward_link), np.append(0.0, np.cumsum(root.backward_link))
+        before = _sums(ends[0]), _sums(ends[1])
+        up, down = np.cumsum(root.forward_link), _sums(root.backward_link)
         busy = root.per_rank(ends.sum(axis=0))
         if self.must.any():
             again = root.per_rank(self.ends.table.duration[RECOMPUTE_KIND])
@@ -139,12 +135,6 @@ class _Bound:
             begin = begin + way[self.before[at]]
             found = max(found, self._area(trip, ends, begin, ranks))
         return found
-
-    def _sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return prefix sums, shape ``(layers + 1,)``."""
-        if self.equal:
-            return np.asarray(np.arange(len(values) + 1) * values[0])
-        return np.append(0.0, np.cumsum(values))
 
     def _busiest(
         self, fixed: NDArray[np.float64], way: NDArray[np.float64], ranks: NDArray[np.int64],
@@ -169,17 +159,13 @@ class _Bound:
         self, fixed: NDArray[np.float64], way: NDArray[np.float64], works: list[NDArray[np.float64]]
     ) -> Callable[[float], bool]:
         """Return whether one rank after the other can have all layers within a makespan."""
-        layers, one = len(self.work), float(way[1])
-        sums = [np.append(0.0, np.cumsum(work)).tolist() for work in works]
-        rows = list(zip(fixed.tolist(), works, sums, strict=True))
+        layers = len(self.work)
+        rows = list(zip(fixed.tolist(), (_sums(work).tolist() for work in works), strict=True))
         ways, slack = way.tolist(), ROUNDING * max(float(work.max()) for work in works)
 
         def passed(makespan: float) -> bool:
             q = 0
-            for constant, work, whole in rows:
-                if self.equal:
-                    q += int(np.floor((makespan - constant - q * one) / work[0] + ROUNDING))
-                    continue
+            for constant, whole in rows:
                 q = bisect_right(whole, whole[q] + makespan - constant - ways[q] + slack) - 1
                 if q < 0:
                     return False
@@ -192,16 +178,12 @@ class _Bound:
     ) -> Callable[[float], bool]:
         """Return whether ranks can have all layers, in any order, within a makespan."""
         layers = len(self.work)
-        smallest = [np.append(0.0, np.cumsum(np.sort(work))) for work in works]
+        smallest = [_sums(np.sort(work)) for work in works]
         least = np.min(works, axis=0)
         slack = ROUNDING * float(np.max(works))
 
         def passed(makespan: float) -> bool:
-            room = makespan - start
-            if self.equal:
-                one = np.array([work[0] for work in works])
-                return int(np.floor(room / one + ROUNDING).sum()) >= layers
-            room += slack
+            room = makespan - start + slack
             if room.min() < 0 or room.max() < least.max() or room.sum() < least.sum():
                 return False
             pairs = zip(smallest, room, strict=True)
@@ -225,6 +207,11 @@ class _Bound:
         if total == 0:
             return 0.0
         return float(root.microbatches * area + (roof * begin).sum()) / total
+
+
+def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return prefix sums, shape ``(layers + 1,)``."""
+    return np.append(0.0, np.cumsum(values))
 
 
 def _with_quick_gradients(root: Problem) -> Problem:

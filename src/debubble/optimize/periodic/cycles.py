@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,10 +79,7 @@ def as_cycle(
     order = row * width + inner
     ahead = np.empty(len(order), dtype=np.int64)
     ahead[order] = period
-    cycle = Cycle(width, order, ahead, np.inf)
-    if stop is not None and not _is_ready(problem, cycle, stop):
-        return cycle
-    return _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())[0]
+    return _run(problem, Cycle(width, order, ahead, np.inf), stop=stop)[0]
 
 
 def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int = 0) -> Cycle:
@@ -110,7 +106,7 @@ def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
 
 def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
     """Return the pattern of a cycle without deadlock."""
-    cycle, starts = _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())
+    cycle, starts = _run(problem, cycle)
     shape = (len(problem.kinds), problem.stages, cycle.width)
     whole = np.round(starts / cycle.period * STEPS).astype(np.int64) - cycle.ahead * STEPS
     whole = (whole - whole[0]).reshape(shape)
@@ -119,43 +115,31 @@ def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
 
 
 def _run(
-    problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int, stop: Stop
-) -> tuple[Cycle, NDArray[np.float64]]:
-    """Return the fastest cycle of one round, and the starts of the last in repetition 0."""
-    args = _arguments(problem, cycle, moves, hot, cold, seed)
-    *_, state, best, counters, halt = args
-    with stop.ending(lambda: halt.fill(1)):
-        anneal_cycle.compiled(*args)
-    return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
+    problem: Problem, cycle: Cycle, moves: int = 0, hot: float = 1.0, cold: float = 1.0,
+    seed: int = 0, stop: Stop | None = None,
+) -> tuple[Cycle, NDArray[np.float64]]:  # fmt: skip
+    """Return the fastest cycle of one round, and the starts of the last in repetition 0.
 
-
-def _is_ready(problem: Problem, cycle: Cycle, stop: Stop) -> bool:
-    """Return whether the kernel is compiled; False if the time for that is over."""
-    if stop.left == float("inf"):
-        return True
-    return anneal_cycle.wait_for(_arguments(problem, cycle, 0, 1.0, 1.0, 0), stop)
-
-
-def _arguments(
-    problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int
-) -> tuple[Any, ...]:
-    """Return the arguments of the kernel for one round."""
-    mean = float(problem.times.mean()) or 1.0
+    That is the cycle as it is, and no starts, where the kernel is not compiled before `stop`.
+    """
+    stop, mean = stop or Stop(), float(problem.times.mean()) or 1.0
     best = Best(cycle.order.copy(), cycle.ahead.copy())
-    state = empty_state(cycle.order.copy(), cycle.ahead.copy())
+    place, by_input, critical, mark, stack, queue, queued, block = np.zeros(
+        (8, len(cycle.order)), np.int64
+    )
+    start, trial, ratio = np.zeros((3, len(cycle.order)))
+    state = CycleState(
+        cycle.order.copy(), cycle.ahead.copy(), place, start, by_input, critical, mark, stack,
+        queue, queued, block, trial, ratio,
+    )  # fmt: skip
     counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
     cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
-    return cooling, _actions(problem, cycle.width), state, best, counters, halt
-
-
-def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> CycleState:
-    """Return the state of an order of which nothing else is known."""
-    place, by_input, critical, mark, stack, queue, queued, block = np.zeros((8, len(order)), "i8")
-    start, trial, ratio = np.zeros((3, len(order)))
-    return CycleState(
-        order, ahead, place, start, by_input, critical, mark, stack, queue, queued, block, trial,
-        ratio,
-    )  # fmt: skip
+    args = cooling, _actions(problem, cycle.width), state, best, counters, halt
+    if stop.left < float("inf") and not anneal_cycle.wait_for(args, stop):
+        return cycle, start
+    with stop.ending(lambda: halt.fill(1)):
+        anneal_cycle.compiled(*args)
+    return replace(cycle, **best._asdict(), period=float(counters[0])), start
 
 
 def _actions(problem: Problem, width: int) -> ActionArrays:
