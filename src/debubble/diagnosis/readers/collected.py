@@ -35,6 +35,9 @@ T = TypeVar("T", bound=Columns)
 
 NAN = math.nan
 
+NANOSECONDS, MICROSECONDS, MILLISECONDS = 1e-9, 1e-6, 1e-3
+"""Units of time, in seconds."""
+
 MAX_ROWS = 1 << 24
 """Maximum number of actions, sends or receives of one trace."""
 

@@ -30,7 +30,7 @@ from debubble.core.kinds import (
 )
 from debubble.diagnosis.observed import ALONE, Location, Observed, Times, Whole
 from debubble.diagnosis.readers.action_names import actions_named
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 NAME = "debubble"
 MARKS: tuple[bytes, ...] = ()
-MICROSECONDS = 1e-6
 
 _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')
 _DRAWN = re.compile(rb'"name"\s*:\s*"\d+[FIWB]\d+(?:\.\d+)?"')

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.readers.action_names import actions_named
+from debubble.diagnosis.readers.action_names import PASSES, Named, actions_named
 from debubble.diagnosis.readers.events import EventFile, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -38,6 +38,9 @@ LATEST = 1 << 62
 
 MOST = 10**18
 """Exclusive limit of correlation, stream and sequence numbers."""
+
+UNKNOWN = -1
+"""Unknown time, or unknown stage of a range with only a microbatch."""
 
 NO_TIME = "events without a time"
 TOO_MANY = f"files with more than {MAX_EVENTS:,} kernels or launches (the rest of them)"
@@ -305,7 +308,15 @@ def use_of(name: str) -> str | None:
     if name.startswith(STEP):
         number = name[len(STEP) :].strip()
         return "steps" if number.isdecimal() and len(number) < 10 else ""
-    return "ranges" if actions_named(name) or _MICROBATCH.fullmatch(name) else ""
+    return "ranges" if parts_of(name) else ""
+
+
+def parts_of(name: str) -> tuple[Named, ...]:
+    """Return the actions of a range; those of GPipe have no stage."""
+    match = _MICROBATCH.fullmatch(name)
+    if match is None:
+        return actions_named(name)
+    return (Named(PASSES[match[1].lower()], UNKNOWN, int(match[2]), 0),)
 
 
 def _add_launch(found: KinetoFile, event: Event) -> None:

@@ -22,7 +22,7 @@ from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed, Times, Whole
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, rank_of, stage_of
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
@@ -30,7 +30,6 @@ from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
 MARKS: tuple[bytes, ...] = ()
-MICROSECONDS = 1e-6
 
 _WORDS = (
     "forward-compute", "backward-compute", "forward-send", "forward-recv", "backward-send",

@@ -28,10 +28,10 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
     with_split_backwards,
 )
-from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.kineto_file import KinetoFile
+from debubble.diagnosis.readers.collected import NAN, NANOSECONDS, Collected
+from debubble.diagnosis.readers.kineto_file import UNKNOWN, KinetoFile
 from debubble.diagnosis.readers.kineto_places import Place, places
-from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
+from debubble.diagnosis.readers.kineto_rank import RankTrace, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
     add_staged_ranges,
 )
@@ -43,7 +43,6 @@ from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_orde
 NAME = "nsys"
 MARKS: tuple[bytes, ...] = ()
 MAGIC = b"SQLite format 3\0"
-NANOSECONDS = 1e-9
 
 DAMAGED = "files that are no SQLite database, or a damaged one"
 NO_KERNELS = "processes whose ranges launched no kernel"

@@ -26,16 +26,15 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
     with_split_backwards,
 )
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MILLISECONDS, NAN, Collected
 from debubble.diagnosis.readers.messages import packed
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
+from debubble.diagnosis.readers.stream import LeftOut, json_object
 from debubble.interchange.text import shown
 
 NAME = "primus"
 MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 28
-MILLISECONDS = 1e-3
 
 CONFIG = "config.json"
 MOST_CHUNKS = 64
@@ -115,7 +114,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
     """Return the run of a rank's file, or None without one, and the object of the config file."""
-    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    data = json_object(path, MAX_BYTES, left_out)
     is_ranks = data and _FILE.fullmatch(path.name) is not None
     return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
 

@@ -142,8 +142,12 @@ def _unreadable(path: Path, error: OSError) -> FormatError:
     return FormatError(f"cannot read '{path}': {error.strerror or error}")
 
 
-def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
-    """Return the object of a small JSON file; count anything else, and return an empty one."""
+def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
+    """Return the object of a small JSON file; count anything else, and return an empty one.
+
+    Raise FormatError for a file of more than `limit` bytes.
+    """
+    text = whole(path, limit, left_out)
     try:
         data = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
