@@ -129,13 +129,13 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 "Pipeline.trace() write measured ones"
             )
         raise FormatError(f"{where}: no event is called like an action, for instance 3F7")
-    hosts = _each(described, "hosts", str)
-    numbers = _each(described, "global_ranks", int)
+    hosts = dict(enumerate(_each(described, "hosts", str)))
+    numbers = dict(enumerate(_each(described, "global_ranks", int)))
     locations = {
         (0, rank): Location(numbers.get(rank), hosts.get(rank), str(first)) for rank in range(ranks)
     }
     backend, device = described.get("backend"), described.get("device")
-    carries = _carries(described)
+    carries = tuple(_each(described, "carries", tuple[int, int]))
     return collected.observed(
         NAME,
         {
@@ -153,11 +153,12 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _each(described: Mapping[str, Any], key: str, type_: type[T]) -> dict[int, T]:
-    """Return the values of a list of ``otherData`` by rank; empty if it is no such list."""
-    found = described.get(key)
-    values = found[:GROUP] if isinstance(found, list) else []
-    return dict(enumerate(values)) if all(type(each) is type_ for each in values) else {}
+def _each(described: Mapping[str, Any], key: str, type_: type[T]) -> list[T]:
+    """Return a list of ``otherData``; empty if its values are not of a type."""
+    try:
+        return msgspec.convert(described.get(key), list[type_])[:GROUP]  # type: ignore[valid-type]
+    except msgspec.ValidationError:
+        return []
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:
@@ -292,16 +293,6 @@ def _with_carried(begun: _OwnEvents, end: Times, path: Path) -> tuple[_OwnEvents
     end[receives] = last[group]
     waited[receives] = np.where(np.isfinite(since), since, np.nan)[group]
     return begun._replace(waited=waited).taken(~carried), end[~carried]
-
-
-def _carries(described: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of stages of which one carries something to the other."""
-    found = described.get("carries")
-    pairs = found if isinstance(found, list) else []
-    several = all(isinstance(each, list) and len(each) == 2 for each in pairs)
-    if not several or not all(type(stage) is int for each in pairs for stage in each):
-        return ()
-    return tuple((one, other) for one, other in pairs[:GROUP])
 
 
 def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:

@@ -55,10 +55,9 @@ def processes(
         if not {NVTX, KERNELS, RUNTIME} <= tables:
             left_out[NO_TABLES] += 1
             return
-        names = _names_of_ranges(base, tables)
-        files = _ranges(base, names, path, left_out)
+        files = _ranges(base, tables, path, left_out)
         named = any(file.numbers for file in files.values())
-        runs = {} if named else _unnamed_ranges(base, names)
+        runs = {} if named else _unnamed_ranges(base, tables)
         _kernels(base, files)
         zero, host = _session(base, tables)
         for process, file in files.items():
@@ -74,29 +73,29 @@ def processes(
         base.close()
 
 
-def _names_of_ranges(base: sqlite3.Connection, tables: set[str]) -> tuple[str, str]:
-    """Return SQL for the name of a range of the table ``e``, and for the tables of ranges."""
+def _named_ranges(
+    base: sqlite3.Connection, tables: set[str]
+) -> Iterator[tuple[int, str, int, int]]:  # fmt: skip
+    """Yield process, name, start and end of every range that has them."""
     columns = _columns(base, NVTX)
-    text = "e.text" if "text" in columns else "NULL"
+    text, join = "e.text" if "text" in columns else "NULL", ""
     if "textId" in columns and "StringIds" in tables:
-        join = "LEFT JOIN StringIds s ON s.id = e.textId"
-        return f"COALESCE({text}, s.value)", f"{NVTX} e {join}"
-    return text, f"{NVTX} e"
+        text, join = f"COALESCE({text}, s.value)", "LEFT JOIN StringIds s ON s.id = e.textId"
+    rows = base.execute(
+        f"SELECT e.start, e.end, e.globalTid, {text} FROM {NVTX} e {join} WHERE e.end IS NOT NULL"
+    )
+    for start, end, thread, name in rows:
+        if isinstance(name, str) and _are_times(start, end, thread):
+            yield thread >> 24, name, start, end
 
 
 def _ranges(
-    base: sqlite3.Connection, names: tuple[str, str], path: Path, left_out: LeftOut
+    base: sqlite3.Connection, tables: set[str], path: Path, left_out: LeftOut
 ) -> dict[int, KinetoFile]:
     """Return ranges by process: those named like actions, and iterations, which have the rank."""
-    text, tables = names
     found: dict[int, KinetoFile] = defaultdict(lambda: KinetoFile(path))
-    rows = base.execute(
-        f"SELECT e.start, e.end, e.globalTid, {text} FROM {tables} WHERE e.end IS NOT NULL"
-    )
-    for start, end, thread, name in rows:
-        if not isinstance(name, str) or not _are_times(start, end, thread):
-            continue
-        file = found[thread >> 24]
+    for process, name, start, end in _named_ranges(base, tables):
+        file = found[process]
         parsed = _parsed(name)
         if parsed is None:
             continue
@@ -118,20 +117,14 @@ def _ranges(
 
 
 def _unnamed_ranges(
-    base: sqlite3.Connection, names: tuple[str, str]
+    base: sqlite3.Connection, tables: set[str]
 ) -> dict[int, list[UnnamedAction]]:  # fmt: skip
     """Return forwards and backwards by process, from ranges of operators (``emit_nvtx``)."""
-    text, tables = names
     events: dict[int, tuple[IntRows, IntRows, IntRows]] = defaultdict(
         lambda: (IntRows(3), IntRows(3), IntRows(1))
     )
-    rows = base.execute(
-        f"SELECT e.start, e.end, e.globalTid, {text} FROM {tables} WHERE e.end IS NOT NULL"
-    )
-    for start, end, thread, name in rows:
-        if not isinstance(name, str) or not _are_times(start, end, thread):
-            continue
-        evaluated, recorded, moved = events[thread >> 24]
+    for process, name, start, end in _named_ranges(base, tables):
+        evaluated, recorded, moved = events[process]
         operator, number = _operator(name)
         if operator in _MOVES:
             moved.add(start)
