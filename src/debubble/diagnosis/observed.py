@@ -56,6 +56,14 @@ class Columns:
         return cls(**made)
 
     @classmethod
+    def joined(cls: type[T], parts: Sequence[T]) -> T:
+        """Return the rows of several parts."""
+        if not parts:
+            return cls.of()
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+    @classmethod
     def types(cls) -> dict[str, np.dtype[Any]]:
         """Return every column and the type of its numbers: times are floats, all else is whole."""
         whole = np.dtype(np.int32)

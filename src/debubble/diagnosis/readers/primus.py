@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,12 +126,12 @@ def _together(runs: Mapping[int, _Run]) -> Calls:
     for run in runs.values():
         for step, length in run.longest.items():
             longest[step] = max(longest.get(step, 0.0), length)
-    calls = Calls(*map(np.concatenate, zip(*(run.calls for run in runs.values()), strict=True)))
+    calls = Calls.joined([run.calls for run in runs.values()])
     steps = np.array(sorted(longest))
     zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
     zero = zeros[np.searchsorted(steps, calls.step)]
     rank = np.repeat([*runs], [len(run.calls.step) for run in runs.values()])
-    return calls._replace(rank=rank, start=zero + calls.start, end=zero + calls.end)
+    return replace(calls, rank=rank, start=zero + calls.start, end=zero + calls.end)
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
@@ -141,7 +142,7 @@ def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
         for backward in (False, True):
             here = without & (np.isin(calls.kind, FORWARD_KINDS) != backward)
             chunk[here], microbatch[here] = kth_call(microbatch[here], ranks, chunks, backward)
-    return calls._replace(chunk=chunk, microbatch=microbatch)
+    return replace(calls, chunk=chunk, microbatch=microbatch)
 
 
 def _pairs(calls: Calls) -> Whole | int:
@@ -198,7 +199,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
         unit = np.array([max(min(each, LATEST), 0) for each in columns[1]], np.int64)
     start, end = (np.array(each, np.float64) for each in columns[2:])
     calls = Calls(of_calls, np.full(len(kind), UNNUMBERED), kind, chunk, unit, start, end)
-    return _Run(calls.taken(chunk != NO_CALL), longest, without)
+    return _Run(calls.take(chunk != NO_CALL), longest, without)
 
 
 def _chunks_and_units(chunks: Any, units: Any, count: int) -> tuple[Iterable[int], Iterable[int]]:

@@ -70,7 +70,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     parts = [calls for _, calls in each if calls is not None]
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
-    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
+    calls = Calls.joined(parts)
     del parts
     locations = {(0, rank): _location(path) for _, rank, path in reversed(named)}
     v_shaped = is_v_shaped(calls, ranks)
