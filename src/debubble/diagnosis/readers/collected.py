@@ -182,6 +182,9 @@ class Collected:
                 "most in all"
             )
         given = {place: self._seen_from_folder(one) for place, one in (locations or {}).items()}
+        hosts = {one.host for one in given.values()}
+        if clocks == "hosts" and len(hosts) == 1 and None not in hosts:
+            clocks = "one"
         nowhere = Location()
         known = [given.get(divmod(at, ranks), nowhere) for at in range(copies * ranks)]
         present = np.bincount(actions.copy * ranks + actions.rank, minlength=copies * ranks)

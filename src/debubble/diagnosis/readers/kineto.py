@@ -164,8 +164,7 @@ def _observed(
         ranks = max(ranks, min(every[0].file.world, MAX_RANKS))
     copies = 1 + max(place.copy for place in found.values())
     files = {rank: traces[rank][0].file for rank in found}
-    hosts = {file.host for file in files.values()}
-    known = any(hosts)
+    known = any(file.host for file in files.values())
     locations = {
         (place.copy, place.rank): Location(rank, files[rank].host, str(files[rank].path))
         for rank, place in found.items()
@@ -189,8 +188,7 @@ def _observed(
             ),
         },
         ranks=ranks, copies=copies, unit=MICROSECONDS, locations=locations,
-        clocks="one" if known and len(hosts) == 1 else "hosts",
-        backend=_backend(every[0]), device="gpu" if every[0].on_device else "cpu",
+        clocks="hosts", backend=_backend(every[0]), device="gpu" if every[0].on_device else "cpu",
         waits_inside=any(trace.waits_inside for trace in every), order_assumed=assumed,
     )  # fmt: skip
 

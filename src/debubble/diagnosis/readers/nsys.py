@@ -195,11 +195,8 @@ def _observed(
         "actions", step, copy, rank, with_split_backwards(calls, piece), stage, microbatch, piece,
         ALONE, start, end, issued, NAN, busy * NANOSECONDS,
     )  # fmt: skip
-    hosts = {each.host for each in found.values()}
     locations: dict[tuple[int, int], Location] = {
-        at[rank]: Location(
-            each.rank if each.rank >= 0 else None, each.host or None, str(each.path)
-        )
+        at[rank]: Location(each.rank if each.rank >= 0 else None, each.host, str(each.path))
         for rank, each in found.items() if rank in at
     }  # fmt: skip
     return collected.observed(
@@ -217,6 +214,5 @@ def _observed(
             "clock": "of every host, since 1970",
             "times": "kernels, by where they were launched",
         },
-        ranks=ranks, locations=locations, device="gpu", order_assumed=assumed,
-        clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
+        ranks=ranks, locations=locations, device="gpu", order_assumed=assumed, clocks="hosts",
     )  # fmt: skip

@@ -18,8 +18,15 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.readers.action_names import actions_named
-from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, IntRows, KinetoFile
-from debubble.diagnosis.readers.kineto_unnamed import EVALUATION, actions_recorded
+from debubble.diagnosis.readers.kineto_file import (
+    EVALUATION,
+    LATEST,
+    MAX_EVENTS,
+    IntRows,
+    KinetoFile,
+    rank_named,
+)
+from debubble.diagnosis.readers.kineto_unnamed import actions_recorded
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.unnamed_order import UnnamedAction
 
@@ -31,7 +38,6 @@ _SHARDED = re.compile(r"[ST]\d{1,6}\.\d{1,3}(?:\.\d{1,4})?", re.ASCII)
 _ITERATION = re.compile(r"iter_(\d{1,7})_(\d{1,9})", re.ASCII)
 _OPERATOR = re.compile(r"(.{1,300}?), (?:seq = (\d{1,18})|op_id = )", re.ASCII | re.DOTALL)
 _MOVES = ("c10d::send", "c10d::recv_", "ncclSend", "ncclRecv")
-_RANK = re.compile(r"rank[-_ ]?(\d{1,7})", re.IGNORECASE | re.ASCII)
 
 NVTX, KERNELS, RUNTIME = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
@@ -109,10 +115,9 @@ def _ranges(
             if file.ranges.full:
                 raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
             file.add_range(parsed, start, end)
-    by_name = _RANK.findall(path.name)
     for file in found.values():
-        if file.rank < 0 and by_name and len(found) == 1:
-            file.rank = int(by_name[-1])
+        if file.rank < 0 and len(found) == 1:
+            file.rank = rank_named(path)
     return found
 
 

@@ -108,10 +108,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     for rank, (copy, place) in places.items():
         for number, actions in steps[rank].items():
             _add(collected, number, copy, place, ranks, order, actions)
-    hosts = {processes[rank].host for rank in places}
     locations = {
-        place: Location(rank, processes[rank].host or None, paths[rank])
-        for rank, place in places.items()
+        place: Location(rank, processes[rank].host, paths[rank]) for rank, place in places.items()
     }
     numbered = any(one.iteration >= 0 for each in spans.values() for one in each)
     return collected.observed(
@@ -125,7 +123,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "times": "the host's spans: on a GPU they are launches, and no durations",
         },
         ranks=ranks, copies=1 + max(copy for copy, _ in places.values()),
-        locations=locations, clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
+        locations=locations, clocks="hosts",
         order_assumed=order.name,
     )  # fmt: skip
 
