@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,10 +35,8 @@ from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.stream import LeftOut, listed
 from debubble.interchange.trace_events import GROUP, PAIRED
-
-T = TypeVar("T")
 
 NAME = "debubble"
 MARKS: tuple[bytes, ...] = ()
@@ -127,13 +125,13 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 "Pipeline.trace() write measured ones"
             )
         raise FormatError(f"{where}: no event is called like an action, for instance 3F7")
-    hosts = dict(enumerate(_each(described, "hosts", str)))
-    numbers = dict(enumerate(_each(described, "global_ranks", int)))
+    hosts = dict(enumerate(listed(described.get("hosts"), str)[:GROUP]))
+    numbers = dict(enumerate(listed(described.get("global_ranks"), int)[:GROUP]))
     locations = {
         (0, rank): Location(numbers.get(rank), hosts.get(rank), str(first)) for rank in range(ranks)
     }
     backend, device = described.get("backend"), described.get("device")
-    carries = tuple(_each(described, "carries", tuple[int, int]))
+    carries = tuple(listed(described.get("carries"), tuple[int, int])[:GROUP])
     return collected.observed(
         NAME,
         {
@@ -149,14 +147,6 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         backend=backend if isinstance(backend, str) else "",
         device=device if device in ("cpu", "gpu") else "",
     )  # fmt: skip
-
-
-def _each(described: Mapping[str, Any], key: str, type_: type[T]) -> list[T]:
-    """Return a list of ``otherData``; empty if its values are not of a type."""
-    try:
-        return msgspec.convert(described.get(key), list[type_])[:GROUP]  # type: ignore[valid-type]
-    except msgspec.ValidationError:
-        return []
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:

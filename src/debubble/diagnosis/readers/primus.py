@@ -30,7 +30,7 @@ from debubble.diagnosis.readers.chunks import (
 from debubble.diagnosis.readers.collected import MILLISECONDS, NAN, Collected
 from debubble.diagnosis.readers.messages import packed
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut, json_object
+from debubble.diagnosis.readers.stream import LeftOut, json_object, listed
 from debubble.interchange.text import shown
 
 NAME = "primus"
@@ -177,7 +177,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
             continue
         step = int(key)
         times = {
-            name: [_numbers(one.get(f"{name}_{edge}")) for edge in ("start", "end")]
+            name: [listed(one.get(f"{name}_{edge}"), float) for edge in ("start", "end")]
             for name in KINDS
         }
         sound = all(len(starts) == len(ends) for starts, ends in times.values())
@@ -189,7 +189,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
                 column.extend(more)
         without += not sound or not any(starts for starts, _ in times.values())
         last = [max(ends, default=0.0) for _, ends in times.values()]
-        longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
+        longest[step] = max(longest.get(step, 0.0), *last, *listed([one.get("total")], float))
     steps, kinds, counts = np.array(parts, np.int64).reshape(-1, 3).T
     of_calls, kind = np.repeat(steps, counts), np.repeat(kinds, counts)
     chunk = np.array(columns[0], np.int64)
@@ -204,25 +204,13 @@ def _run(data: Mapping[str, Any]) -> _Run:
 
 def _chunks_and_units(chunks: Any, units: Any, count: int) -> tuple[Iterable[int], Iterable[int]]:
     """Return chunk and microbatch of the calls of a kind; no chunks if not all are numbered."""
-    both = [each if isinstance(each, list) and len(each) == count else [] for each in
-            (chunks, units)]  # fmt: skip
-    are_whole = all(both) and {type(one) for each in both for one in each} == {int}
-    if not are_whole or max(both[0]) >= MOST_CHUNKS:
+    chunks, units = listed(chunks, int), listed(units, int)
+    if {len(chunks), len(units)} != {count} or max(chunks, default=MOST_CHUNKS) >= MOST_CHUNKS:
         return [UNNUMBERED] * count, range(count)
-    if min(map(min, both)) < 0:
-        pairs = zip(*both, strict=True)
-        both[0] = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
-    return both[0], both[1]
-
-
-def _numbers(values: Any) -> list[float]:
-    """Return a list of numbers; empty for anything else."""
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        return []
-    try:
-        return list(map(float, values))
-    except OverflowError:
-        return []
+    if min(*chunks, *units) < 0:
+        pairs = zip(chunks, units, strict=True)
+        chunks = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
+    return chunks, units
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:
