@@ -56,6 +56,14 @@ class Columns:
         return cls(**made)
 
     @classmethod
+    def joined(cls: type[T], parts: Sequence[T]) -> T:
+        """Return the rows of several parts. A column of one value for all stays one."""
+        if not parts:
+            return cls.of()
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*map(_joined, columns))
+
+    @classmethod
     def types(cls) -> dict[str, np.dtype[Any]]:
         """Return every column and the type of its numbers: times are floats, all else is whole."""
         whole = np.dtype(np.int32)
@@ -74,6 +82,14 @@ class Columns:
             name: np.broadcast_to(column[:1], count) if column.strides == (0,) else column[rows]
             for name, column in vars(self).items()
         })  # fmt: skip
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the values of several parts of a column."""
+    value = parts[0][:1]
+    if all(part.strides == (0,) and part[:1].tobytes() == value.tobytes() for part in parts):
+        return np.broadcast_to(value, sum(map(len, parts)))
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, eq=False)

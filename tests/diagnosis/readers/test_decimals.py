@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from debubble.diagnosis.readers.decimals import ColumnTexts, decimal, times_less
+from debubble.diagnosis.readers.decimals import decimal, numbers_less
 
 PLAIN = st.builds(
     "{:.{}f}".format, st.floats(-1e3, 2e9, allow_nan=False), st.integers(0, 12)
@@ -37,4 +37,4 @@ def expected(text: str, zero: Decimal) -> float:
 def test_they_are_those_of_decimals(texts: list[str], zero: str) -> None:
     first = decimal(zero) or Decimal()
     wanted = [expected(text, first) for text in texts]
-    np.testing.assert_array_equal(times_less(ColumnTexts.of(texts), first), wanted)
+    np.testing.assert_array_equal(numbers_less(texts, first), wanted)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, Kind
-from debubble.diagnosis.observed import Times, Whole
+from debubble.diagnosis.observed import Columns, Whole
 from debubble.diagnosis.readers.messages import packed
 
 CHUNK_TWO_IS_NEXT = 0.5
@@ -17,20 +18,17 @@ CHUNK_TWO_IS_NEXT = 0.5
 T = TypeVar("T", int, NDArray[np.integer[Any]])
 
 
-class Calls(NamedTuple):
-    """Actions of a format with chunk numbers: columns of one length; times in seconds."""
+@dataclass(frozen=True, eq=False)
+class Calls(Columns):
+    """Actions of a format with chunk numbers; times in seconds."""
 
     step: Whole
     rank: Whole
     kind: Whole
     chunk: Whole
     microbatch: Whole
-    start: Times
-    end: Times
-
-    def taken(self, rows: NDArray[Any]) -> Calls:
-        """Return some of the calls."""
-        return Calls(*(column[rows] for column in self))
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
 
 
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
@@ -42,7 +40,7 @@ def is_v_shaped(calls: Calls, ranks: int) -> bool:
     shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
     shows &= (calls.rank == 0) | (calls.rank == ranks - 1)
     times: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
-    columns = (column[shows].tolist() for column in calls)
+    columns = (column.tolist() for column in vars(calls.take(shows)).values())
     for step, rank, _, chunk, _, start, end in zip(*columns, strict=True):
         times.setdefault((step, rank), {})[chunk] = (start, end)
     waits = {

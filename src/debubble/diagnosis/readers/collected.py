@@ -35,6 +35,9 @@ T = TypeVar("T", bound=Columns)
 
 NAN = math.nan
 
+NANOSECONDS, MICROSECONDS, MILLISECONDS = 1e-9, 1e-6, 1e-3
+"""Units of time, in seconds."""
+
 MAX_ROWS = 1 << 24
 """Maximum number of actions, sends or receives of one trace."""
 
@@ -61,30 +64,6 @@ TWICE = "actions that occur twice with the same times"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
-class _ColumnParts:
-    """Columns in parts; a column with one value for all rows is stored as that value."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._parts: dict[str, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
-
-    def add(self, name: str, count: int, values: NDArray[Any]) -> None:
-        """Add rows of a column, or their common value."""
-        self._parts[name].append((count, values))
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return all rows by their columns, and drop the parts."""
-        found = {}
-        for name in list(self._parts):
-            parts = self._parts.pop(name)
-            first = parts[0][1]
-            if all(not each.ndim and each.tobytes() == first.tobytes() for _, each in parts):
-                found[name] = np.broadcast_to(first, self.count)
-            else:
-                found[name] = np.concatenate([np.broadcast_to(each, n) for n, each in parts])
-        return found
-
-
 @dataclass(eq=False)
 class Collected:
     """Collector of rows. Times are in seconds from any zero; unknown ones are NaN.
@@ -94,7 +73,8 @@ class Collected:
 
     where: str
     left_out: LeftOut = field(default_factory=Counter)
-    _parts: dict[str, _ColumnParts] = field(default_factory=lambda: defaultdict(_ColumnParts))
+    _parts: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    _counts: Counter[str] = field(default_factory=Counter)
     _most: Counter[str] = field(default_factory=Counter)
 
     def many(self, name: RowKind, *columns: ArrayLike) -> None:
@@ -105,17 +85,18 @@ class Collected:
         (count,) = np.broadcast_shapes(*map(np.shape, columns))
         if not count:
             return
-        parts = self._parts[name]
-        parts.count += count
-        if parts.count > MAX_ROWS:
+        self._counts[name] += count
+        if self._counts[name] > MAX_ROWS:
             raise FormatError(
                 f"{self.where}: more than {MAX_ROWS:,} actions, the limit; give fewer steps"
             )
+        rows = []
         for (key, dtype), column in zip(ROWS[name].types().items(), columns, strict=True):
             values = np.asarray(column)
             if name == "actions" and key in LIMITS:
                 self._most[key] = max(self._most[key], int(values.max()))
-            parts.add(key, count, values.astype(dtype))
+            rows.append(np.broadcast_to(values.astype(dtype), count))
+        self._parts[name].append(ROWS[name](*rows))
 
     def each(self, name: RowKind, rows: Sequence[Sequence[float]]) -> None:
         """Add rows, each with a value for every column."""
@@ -124,7 +105,7 @@ class Collected:
 
     def _rows(self, name: RowKind, columns: type[T]) -> T:
         """Return all rows of a kind, and drop them here."""
-        return columns(**self._parts.pop(name).columns()) if name in self._parts else columns.of()
+        return columns.joined(self._parts.pop(name, []))
 
     def observed(
         self,
@@ -179,6 +160,9 @@ class Collected:
                 "most in all"
             )
         given = {place: self._seen_from_folder(one) for place, one in (locations or {}).items()}
+        hosts = {one.host for one in given.values()}
+        if clocks == "hosts" and len(hosts) == 1 and None not in hosts:
+            clocks = "one"
         nowhere = Location()
         known = [given.get(divmod(at, ranks), nowhere) for at in range(copies * ranks)]
         present = np.bincount(actions.copy * ranks + actions.rank, minlength=copies * ranks)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,20 +29,17 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
-from debubble.diagnosis.observed import ALONE, Location, Observed, Times, Whole
+from debubble.diagnosis.observed import ALONE, Columns, Location, Observed, Times, Whole
 from debubble.diagnosis.readers.action_names import actions_named
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.stream import LeftOut, listed
 from debubble.interchange.trace_events import GROUP, PAIRED
-
-T = TypeVar("T")
 
 NAME = "debubble"
 MARKS: tuple[bytes, ...] = ()
-MICROSECONDS = 1e-6
 
 _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')
 _DRAWN = re.compile(rb'"name"\s*:\s*"\d+[FIWB]\d+(?:\.\d+)?"')
@@ -78,8 +76,9 @@ class _OwnEvent(msgspec.Struct, gc=False):
     args: _OwnArguments | None = None
 
 
-class _OwnEvents(NamedTuple):
-    """Columns of events; times in microseconds."""
+@dataclass(frozen=True, eq=False)
+class _OwnEvents(Columns):
+    """Events as columns; times in microseconds."""
 
     sort: Whole
     kind: Whole
@@ -90,13 +89,9 @@ class _OwnEvents(NamedTuple):
     thread: Whole
     key: Whole
     """Number of the id of a transfer."""
-    start: Times
-    length: Times
-    waited: Times
-
-    def taken(self, rows: NDArray[Any]) -> _OwnEvents:
-        """Return some of the events."""
-        return _OwnEvents(*(column[rows] for column in self))
+    start: NDArray[np.float64]
+    length: NDArray[np.float64]
+    waited: NDArray[np.float64]
 
 
 def recognizes(head: bytes) -> bool:
@@ -130,13 +125,13 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 "Pipeline.trace() write measured ones"
             )
         raise FormatError(f"{where}: no event is called like an action, for instance 3F7")
-    hosts = _each(described, "hosts", str)
-    numbers = _each(described, "global_ranks", int)
+    hosts = dict(enumerate(listed(described.get("hosts"), str)[:GROUP]))
+    numbers = dict(enumerate(listed(described.get("global_ranks"), int)[:GROUP]))
     locations = {
         (0, rank): Location(numbers.get(rank), hosts.get(rank), str(first)) for rank in range(ranks)
     }
     backend, device = described.get("backend"), described.get("device")
-    carries = _carries(described)
+    carries = tuple(listed(described.get("carries"), tuple[int, int])[:GROUP])
     return collected.observed(
         NAME,
         {
@@ -154,13 +149,6 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _each(described: Mapping[str, Any], key: str, type_: type[T]) -> dict[int, T]:
-    """Return the values of a list of ``otherData`` by rank; empty if it is no such list."""
-    found = described.get(key)
-    values = found[:GROUP] if isinstance(found, list) else []
-    return dict(enumerate(values)) if all(type(each) is type_ for each in values) else {}
-
-
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:
     """Return the last group of a file, or None, and the file's ``otherData``."""
     file = EventFile(path, _OwnEvent, left_out, wanted=_NAMED)
@@ -170,16 +158,16 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mappin
     about = about if isinstance(about, dict) else {}
     if not found:
         return None, about
-    events = _OwnEvents(*map(np.concatenate, zip(*found, strict=True)))
+    events = _OwnEvents.joined(found)
     sound = (events.rank >= 0) & ~np.isnan(events.start)
     if wrong := len(sound) - int(np.count_nonzero(sound)):
         left_out[NO_TIME] += wrong
-        events = events.taken(sound)
+        events = events.take(sound)
     group, rank = np.divmod(events.rank, GROUP)
     last = group == group.max(initial=0)
     if predicted := int(np.count_nonzero(~last & (events.sort == ACTION))):
         left_out[PREDICTED] += predicted
-    return events._replace(rank=rank).taken(last), about
+    return replace(events, rank=rank).take(last), about
 
 
 def _columns(block: Sequence[_OwnEvent], keys: dict[Any, int]) -> _OwnEvents | None:
@@ -219,7 +207,7 @@ def _add(
     collected: Collected, number_of_step: int, events: _OwnEvents, at: float, path: Path
 ) -> float:
     """Add a step that begins at `at`, and return its end; both in seconds."""
-    actions = events.taken(events.sort == ACTION)
+    actions = events.take(events.sort == ACTION)
     zero = float(actions.start.min())
 
     def seconds(time: Times) -> Times:
@@ -228,11 +216,11 @@ def _add(
     begun, end = _transfers(events)
     if (still_open := np.isnan(end)).any():
         collected.left_out[OPEN] += int(np.count_nonzero(still_open))
-        begun, end = begun.taken(~still_open), end[~still_open]
+        begun, end = begun.take(~still_open), end[~still_open]
     begun, end = _with_carried(begun, end, path)
     is_send = np.isin(begun.kind, SEND_KINDS)
     for mine in (is_send, ~is_send):
-        some = begun.taken(mine)
+        some = begun.take(mine)
         carried = (
             number_of_step, 0, np.isin(some.kind, FORWARD_KINDS), some.stage + _AWAY[some.kind],
             some.microbatch, some.slice, some.rank, seconds(some.start),
@@ -241,7 +229,7 @@ def _add(
             collected.many("sends", *carried)
         else:
             collected.many("receives", *carried, seconds(some.waited), seconds(end[mine]))
-    waited = _arrivals(actions, begun.taken(~is_send), end[~is_send])
+    waited = _arrivals(actions, begun.take(~is_send), end[~is_send])
     over = actions.start + actions.length
     collected.many(
         "actions", number_of_step, 0, actions.rank, actions.kind, actions.stage,
@@ -256,14 +244,14 @@ def _transfers(events: _OwnEvents) -> tuple[_OwnEvents, Times]:
     rows = np.flatnonzero((events.sort == BEGIN) | (events.sort == END))
     begins = events.sort[rows] == BEGIN
     if not begins.any():
-        return events.taken(rows[:0]), np.zeros(0)
+        return events.take(rows[:0]), np.zeros(0)
     first, group = grouped([events.rank[rows], events.key[rows]])
     last, end = np.full(len(first), -1), np.full(len(first), np.nan)
     last[group[begins]] = rows[begins]
     end[group[~begins]] = events.start[rows[~begins]]
     there = np.flatnonzero(last >= 0)
     there = there[np.argsort(last[there])]
-    return events.taken(last[there]), end[there]
+    return events.take(last[there]), end[there]
 
 
 def _with_carried(begun: _OwnEvents, end: Times, path: Path) -> tuple[_OwnEvents, Times]:
@@ -292,17 +280,7 @@ def _with_carried(begun: _OwnEvents, end: Times, path: Path) -> tuple[_OwnEvents
     end, waited = end.copy(), begun.waited.copy()
     end[receives] = last[group]
     waited[receives] = np.where(np.isfinite(since), since, np.nan)[group]
-    return begun._replace(waited=waited).taken(~carried), end[~carried]
-
-
-def _carries(described: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of stages of which one carries something to the other."""
-    found = described.get("carries")
-    pairs = found if isinstance(found, list) else []
-    several = all(isinstance(each, list) and len(each) == 2 for each in pairs)
-    if not several or not all(type(stage) is int for each in pairs for stage in each):
-        return ()
-    return tuple((one, other) for one, other in pairs[:GROUP])
+    return replace(begun, waited=waited).take(~carried), end[~carried]
 
 
 def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:

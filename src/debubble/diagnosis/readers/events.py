@@ -77,7 +77,7 @@ class EventFile(Generic[E]):
         pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
         for text in (self._head, self._before, self._tail):
             for match in pattern.finditer(text):
-                value = _first_value(text[match.end() :])
+                value = first_value(text[match.end() :])
                 if value is not None:
                     return value
         return None
@@ -123,10 +123,10 @@ class EventFile(Generic[E]):
         The last text of a file includes the text after the list. Others have NaN or damage.
         """
         texts = _BETWEEN.split(text)
-        values = _first_value(b"[{%b}]" % text)
+        values = first_value(b"[{%b}]" % text)
         if not isinstance(values, list) or len(values) != len(texts):
             texts = [one for one in texts if self._wanted is None or self._wanted.search(one)]
-            values = [_first_value(b"{%b}" % one) for one in texts]
+            values = [first_value(b"{%b}" % one) for one in texts]
         for one, value in zip(texts, values, strict=True):
             event = self._typed(value)
             if event is None and self._by_pattern is not None:
@@ -149,7 +149,7 @@ class EventFile(Generic[E]):
             return None
 
 
-def _first_value(text: bytes) -> Any:
+def first_value(text: bytes) -> Any:
     """Return the JSON value at the beginning of a text, or None."""
     try:
         return _DECODER.raw_decode(text.decode("utf-8", "replace"))[0]
@@ -175,27 +175,18 @@ def whole(value: Any, most: int = 1 << 31) -> int:
 
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """Return the finite numbers of events; NaN for anything else."""
-    if {*map(type, values)} <= {int, float}:
-        try:
-            found = np.array(values, np.float64)
-        except OverflowError:
-            pass
-        else:
-            return np.where(np.abs(found) < FINITE, found, np.nan)
-    kept = (
-        float(value) if type(value) in (int, float) and abs(value) < FINITE else math.nan
-        for value in values
-    )  # fmt: skip
-    return np.array([*kept], np.float64)
+    if not {*map(type, values)} <= {int, float}:
+        values = [value if type(value) in (int, float) else math.nan for value in values]
+    try:
+        found = np.array(values, np.float64)
+    except OverflowError:
+        found = np.array([max(min(value, FINITE), -FINITE) for value in values])
+    return np.where(np.abs(found) < FINITE, found, np.nan)
 
 
 def wholes(values: Sequence[Any], most: int = 1 << 31) -> NDArray[np.int64]:
-    """Return :func:`whole` of each value."""
-    if {*map(type, values)} == {int}:
-        try:
-            found = np.array(values, np.int64)
-        except OverflowError:
-            pass
-        else:
-            return np.where((found >= 0) & (found < most), found, -1)
-    return np.array([whole(value, most) for value in values], np.int64)
+    """Return :func:`whole` of each value; `most` is up to 53 bits."""
+    if {*map(type, values)} != {int}:
+        values = [value if type(value) is int else -1 for value in values]
+    found = numbers(values)
+    return np.where((found >= 0) & (found < most), found, -1).astype(np.int64)

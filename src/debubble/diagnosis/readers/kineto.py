@@ -20,10 +20,16 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS
 from debubble.core.units import counted
 from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
-from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
-from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
+from debubble.diagnosis.readers.collected import (
+    MAX_RANKS,
+    MICROSECONDS,
+    NAN,
+    NANOSECONDS,
+    Collected,
+)
+from debubble.diagnosis.readers.kineto_file import UNKNOWN, KinetoFile, read_file, recognizes
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
-from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
+from debubble.diagnosis.readers.kineto_rank import RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
     add_ranges,
     add_staged_ranges,
@@ -43,10 +49,6 @@ ALLOCATES = PAUSES.index("memory")
 
 BRIEF = 0.03
 """Minimum length of a pause by an allocation or release, as a share of a usual action."""
-
-NANOSECONDS = 1e-9
-UNITS = 1e-6
-"""Seconds of the format's unit, a microsecond."""
 
 MAX_MATCHED_STEPS = 4_000
 """Maximum number of steps to match by time between ranks with different numbers of steps."""
@@ -162,8 +164,7 @@ def _observed(
         ranks = max(ranks, min(every[0].file.world, MAX_RANKS))
     copies = 1 + max(place.copy for place in found.values())
     files = {rank: traces[rank][0].file for rank in found}
-    hosts = {file.host for file in files.values()}
-    known = any(hosts)
+    known = any(file.host for file in files.values())
     locations = {
         (place.copy, place.rank): Location(rank, files[rank].host, str(files[rank].path))
         for rank, place in found.items()
@@ -186,9 +187,8 @@ def _observed(
                 else "the host's ranges, without the wait for input"
             ),
         },
-        ranks=ranks, copies=copies, unit=UNITS, locations=locations,
-        clocks="one" if known and len(hosts) == 1 else "hosts",
-        backend=_backend(every[0]), device="gpu" if every[0].on_device else "cpu",
+        ranks=ranks, copies=copies, unit=MICROSECONDS, locations=locations,
+        clocks="hosts", backend=_backend(every[0]), device="gpu" if every[0].on_device else "cpu",
         waits_inside=any(trace.waits_inside for trace in every), order_assumed=assumed,
     )  # fmt: skip
 

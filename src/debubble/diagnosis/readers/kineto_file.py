@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.readers.action_names import actions_named
+from debubble.diagnosis.readers.action_names import PASSES, Named, actions_named
 from debubble.diagnosis.readers.events import EventFile, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -39,6 +39,9 @@ LATEST = 1 << 62
 MOST = 10**18
 """Exclusive limit of correlation, stream and sequence numbers."""
 
+UNKNOWN = -1
+"""Unknown time, or unknown stage of a range with only a microbatch."""
+
 NO_TIME = "events without a time"
 TOO_MANY = f"files with more than {MAX_EVENTS:,} kernels or launches (the rest of them)"
 
@@ -52,9 +55,12 @@ CATEGORIES = {
 
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(' + "|".join(CATEGORIES).encode() + rb')"')
 _HOST_NAME = re.compile(
-    r"(?:[A-Z]+:[\d(]|(?:Forward|Backward) \d|ProfilerStep#|gloo:recv|c10d::send|c10d::recv_"
-    r'|<built-in function collect>|Python GC)[^"]{0,200}', re.ASCII
+    r"(?:(?P<ranges>[A-Z]+:[\d(]|(?:Forward|Backward) \d)|(?P<steps>ProfilerStep#)"
+    r"|(?P<arrivals>gloo:recv)|(?P<sends>c10d::send)|(?P<receives>c10d::recv_)"
+    r'|(?P<pauses><built-in function collect>|Python GC))[^"]{0,200}', re.ASCII
 )  # fmt: skip
+"""Names of used events of the host, by the columns that they are for."""
+
 _ALLOCATES = re.compile(r"(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create))")
 _TIME = re.compile(rb"(\d{1,20})(?:\.(\d*))?")
 _STREAM = re.compile(r"stream (\d{1,18})", re.ASCII)
@@ -277,14 +283,15 @@ def _add_operations(found: KinetoFile) -> None:
         inside = (at >= 0) & (times[:, 1] <= ends[np.maximum(at, 0)])
         for place in np.flatnonzero(inside).tolist():
             if not found.operations.full:
-                backward = some[place].name.startswith(AUTOGRAD)
+                backward = some[place].name.startswith(EVALUATION)
                 found.operations.add(*times[place].tolist(), backward)
 
 
 OPERATIONS = ("cpu_op", "Operator")
 """Categories of operations of the host."""
 
-AUTOGRAD = "autograd::engine::evaluate_function"
+EVALUATION = "autograd::engine::evaluate_function: "
+"""Beginning of the names of autograd's evaluations in a backward."""
 
 STEP = "ProfilerStep#"
 
@@ -295,17 +302,21 @@ def use_of(name: str) -> str | None:
 
     The result is empty for names that only look like one.
     """
-    if _HOST_NAME.fullmatch(name) is None:
+    match = _HOST_NAME.fullmatch(name)
+    if match is None:
         return None
-    for begin, use in (("gloo:recv", "arrivals"), ("c10d::send", "sends"),
-                       ("c10d::recv_", "receives"), ("<built-in", "pauses"),
-                       ("Python GC", "pauses")):  # fmt: skip
-        if name.startswith(begin):
-            return use
-    if name.startswith(STEP):
-        number = name[len(STEP) :].strip()
-        return "steps" if number.isdecimal() and len(number) < 10 else ""
-    return "ranges" if actions_named(name) or _MICROBATCH.fullmatch(name) else ""
+    number = name[len(STEP) :].strip()
+    if match["steps"] and not (number.isdecimal() and len(number) < 10):
+        return ""
+    return "" if match["ranges"] and not parts_of(name) else match.lastgroup
+
+
+def parts_of(name: str) -> tuple[Named, ...]:
+    """Return the actions of a range; those of GPipe have no stage."""
+    match = _MICROBATCH.fullmatch(name)
+    if match is None:
+        return actions_named(name)
+    return (Named(PASSES[match[1].lower()], UNKNOWN, int(match[2]), 0),)
 
 
 def _add_launch(found: KinetoFile, event: Event) -> None:
@@ -337,10 +348,8 @@ def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
     info = events.about("distributedInfo")
     info = info if isinstance(info, dict) else {}
     found.rank, found.named_by = whole(info.get("rank"), 1 << 24), "distributedInfo.rank"
-    if found.rank < 0:
-        numbers = _RANK.findall(found.path.name)
-        if numbers:
-            found.rank, found.named_by = int(numbers[-1]), "number in the file's name"
+    if found.rank < 0 and (number := rank_named(found.path)) >= 0:
+        found.rank, found.named_by = number, "number in the file's name"
     found.world = max(whole(info.get("world_size"), 1 << 24), 0)
     found.backend = str(info.get("backend", ""))[:100]
     host = events.about("host_name")
@@ -353,6 +362,11 @@ def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
         for one in (config if isinstance(config, list) else [])[:1000]
         if isinstance(one, dict) and one.get("ranks")
     ]
+
+
+def rank_named(path: Path) -> int:
+    """Return the rank in a file's name, −1 for none."""
+    return int((_RANK.findall(path.name) or [-1])[-1])
 
 
 def _ranks(value: Any) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,20 +20,15 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
-from debubble.diagnosis.readers.action_names import Named, actions_named
+from debubble.diagnosis.readers.action_names import Named
 from debubble.diagnosis.readers.kineto_device import P2P, Kernels, launched_in, transfer_spans
-from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
+from debubble.diagnosis.readers.kineto_file import UNKNOWN, KinetoFile, Nanoseconds, parts_of
 from debubble.diagnosis.readers.stream import LeftOut
-
-UNKNOWN = -1
-"""Unknown time, or unknown stage of a range with only a microbatch."""
 
 NO_KERNELS = "actions of which kernels are not in the trace"
 
 _Placed = tuple[int, "Moved"]
 """Index of the action that produces or consumes a message, and one end of the message."""
-
-_MICROBATCH = re.compile(r"(Forward|Backward) (\d+)", re.ASCII)
 
 
 class Computed(NamedTuple):
@@ -99,15 +93,6 @@ class RankTrace:
             if each.end.kind in FORWARD_KINDS and each.end.stage != UNKNOWN
         )  # fmt: skip
         return max(*self.stages, *sent, UNKNOWN)
-
-
-def parts_of(name: str) -> tuple[Named, ...]:
-    """Return the actions of a range; those of GPipe have no stage."""
-    match = _MICROBATCH.fullmatch(name)
-    if match is None:
-        return actions_named(name)
-    kind = Kind.F if match[1] == "Forward" else Kind.B
-    return (Named(kind, UNKNOWN, int(match[2]), 0),)
 
 
 def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:

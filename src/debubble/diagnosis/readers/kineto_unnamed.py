@@ -16,7 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import IntRows, KinetoFile, Nanoseconds, events_of
+from debubble.diagnosis.readers.kineto_file import (
+    EVALUATION,
+    OPERATIONS,
+    IntRows,
+    KinetoFile,
+    Nanoseconds,
+    events_of,
+)
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.unnamed_order import (
     BACKWARD,
@@ -25,8 +32,6 @@ from debubble.diagnosis.readers.unnamed_order import (
     UnnamedAction,
 )
 
-EVALUATION = "autograd::engine::evaluate_function: "
-OPERATORS = ("cpu_op", "Operator")
 NAMES = ("Forward", "Backward")
 
 _CALL = re.compile(r".{0,300}pipeline_parallel/schedules\.py\(\d+\): (forward|backward)_step")
@@ -43,7 +48,7 @@ def unnamed_actions(path: Path, file: KinetoFile) -> list[UnnamedAction]:
                     kind = FORWARD if call[1] == "forward" else BACKWARD
                     called.append(UnnamedAction(*event.times, kind))
                 continue
-            if event.cat not in OPERATORS:
+            if event.cat not in OPERATIONS:
                 continue
             number = event.sequence
             evaluates = event.name.startswith(EVALUATION)

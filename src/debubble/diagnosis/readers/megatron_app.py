@@ -21,14 +21,13 @@ from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import ALONE, Location, Observed
 from debubble.diagnosis.readers.action_names import PASSES
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import FINITE, EventFile, whole
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "megatron-app"
 MARKS: tuple[bytes, ...] = ()
-MICROSECONDS = 1e-6
 
 WANTED = re.compile(rb'"name"\s*:\s*"(?:forward|backward)"')
 _END = re.compile(rb'"model_chunk"\s*:\s*\d|"pp_rank"\s*:\s*\d')

@@ -130,11 +130,7 @@ def paired(
         )  # fmt: skip
         found.append(messages)
         stray += more
-    columns = {
-        name: np.concatenate([getattr(messages, name) for messages in found])
-        for name in Messages.types()
-    }
-    return Messages(**columns), stray
+    return Messages.joined(found), stray
 
 
 def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:

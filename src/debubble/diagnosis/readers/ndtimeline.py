@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
-from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed, Times, Whole
+from debubble.diagnosis.observed import ALONE, PAUSES, Columns, Location, Observed, Whole
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, rank_of, stage_of
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MICROSECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
@@ -30,7 +31,6 @@ from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
 MARKS: tuple[bytes, ...] = ()
-MICROSECONDS = 1e-6
 
 _WORDS = (
     "forward-compute", "backward-compute", "forward-send", "forward-recv", "backward-send",
@@ -77,8 +77,9 @@ class _WorkerEvent(msgspec.Struct, gc=False):
     args: _WorkerArguments | None = None
 
 
-class _WorkerEvents(NamedTuple):
-    """Columns of events; times in seconds.
+@dataclass(frozen=True, eq=False)
+class _WorkerEvents(Columns):
+    """Events as columns; times in seconds.
 
     `name` indexes :data:`NAMES`; `worker` is the number of a process and thread.
     """
@@ -88,19 +89,8 @@ class _WorkerEvents(NamedTuple):
     step: Whole
     chunk: Whole
     unit: Whole
-    start: Times
-    end: Times
-
-    def taken(self, rows: NDArray[Any]) -> _WorkerEvents:
-        """Return some of the events."""
-        return _WorkerEvents(*(column[rows] for column in self))
-
-    @classmethod
-    def joined(cls, parts: Sequence[_WorkerEvents]) -> _WorkerEvents:
-        """Return the events of several parts."""
-        whole, times = np.zeros(0, np.int32), np.zeros(0)
-        none = cls(whole, whole, whole, whole, whole, times, times)
-        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
 
 
 Worker = tuple[int, int, int]
@@ -123,7 +113,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     works = _works(events, left_out)
     # The first copy shows a V-shaped placement of chunks.
     copy, rank, _ = named[events.worker[works]].T
-    mine = events.taken(works[copy == 0])
+    mine = events.take(works[copy == 0])
     kind = np.array([*WORK.values()])[mine.name]
     v_shaped = is_v_shaped(
         Calls(mine.step, rank[copy == 0], kind, mine.chunk, mine.unit, mine.start, mine.end), ranks
@@ -155,14 +145,14 @@ def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, list[s
     found: list[_WorkerEvents] = []
     for path, (workers, events) in read_each(_read_file, files, left_out):
         number = np.where(events.worker >= 0, events.worker + len(named), -1)
-        found.append(events._replace(worker=number))
+        found.append(replace(events, worker=number))
         named += workers
         paths += [str(path)] * len(workers)
     events = _WorkerEvents.joined(found)
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
         left_out[NO_WORKER] += spare
-        events = events.taken(known)
+        events = events.take(known)
     return np.array(named, np.int64).reshape(-1, 3), paths, events
 
 
@@ -190,7 +180,7 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Worker], _WorkerEven
             number[place] = len(named)
             named.append((process, int(match[1]), int(match[2])))
     events = _WorkerEvents.joined(found)
-    return named, events._replace(worker=number[events.worker])
+    return named, replace(events, worker=number[events.worker])
 
 
 def _columns(
@@ -242,7 +232,7 @@ def _first_tensor_ranks(named: Whole, events: _WorkerEvents, left_out: LeftOut) 
     keep = np.array(is_first, bool)[events.worker]
     if spare := len(keep) - int(np.count_nonzero(keep)):
         left_out[TENSOR] += spare
-        events = events.taken(keep)
+        events = events.take(keep)
     return events
 
 

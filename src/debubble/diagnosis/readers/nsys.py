@@ -28,10 +28,10 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
     with_split_backwards,
 )
-from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.kineto_file import KinetoFile
+from debubble.diagnosis.readers.collected import NAN, NANOSECONDS, Collected
+from debubble.diagnosis.readers.kineto_file import UNKNOWN, KinetoFile
 from debubble.diagnosis.readers.kineto_places import Place, places
-from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
+from debubble.diagnosis.readers.kineto_rank import RankTrace, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
     add_staged_ranges,
 )
@@ -43,7 +43,6 @@ from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_orde
 NAME = "nsys"
 MARKS: tuple[bytes, ...] = ()
 MAGIC = b"SQLite format 3\0"
-NANOSECONDS = 1e-9
 
 DAMAGED = "files that are no SQLite database, or a damaged one"
 NO_KERNELS = "processes whose ranges launched no kernel"
@@ -196,11 +195,8 @@ def _observed(
         "actions", step, copy, rank, with_split_backwards(calls, piece), stage, microbatch, piece,
         ALONE, start, end, issued, NAN, busy * NANOSECONDS,
     )  # fmt: skip
-    hosts = {each.host for each in found.values()}
     locations: dict[tuple[int, int], Location] = {
-        at[rank]: Location(
-            each.rank if each.rank >= 0 else None, each.host or None, str(each.path)
-        )
+        at[rank]: Location(each.rank if each.rank >= 0 else None, each.host, str(each.path))
         for rank, each in found.items() if rank in at
     }  # fmt: skip
     return collected.observed(
@@ -218,6 +214,5 @@ def _observed(
             "clock": "of every host, since 1970",
             "times": "kernels, by where they were launched",
         },
-        ranks=ranks, locations=locations, device="gpu", order_assumed=assumed,
-        clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
+        ranks=ranks, locations=locations, device="gpu", order_assumed=assumed, clocks="hosts",
     )  # fmt: skip

@@ -18,8 +18,15 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.readers.action_names import actions_named
-from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, IntRows, KinetoFile
-from debubble.diagnosis.readers.kineto_unnamed import EVALUATION, actions_recorded
+from debubble.diagnosis.readers.kineto_file import (
+    EVALUATION,
+    LATEST,
+    MAX_EVENTS,
+    IntRows,
+    KinetoFile,
+    rank_named,
+)
+from debubble.diagnosis.readers.kineto_unnamed import actions_recorded
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.unnamed_order import UnnamedAction
 
@@ -31,7 +38,6 @@ _SHARDED = re.compile(r"[ST]\d{1,6}\.\d{1,3}(?:\.\d{1,4})?", re.ASCII)
 _ITERATION = re.compile(r"iter_(\d{1,7})_(\d{1,9})", re.ASCII)
 _OPERATOR = re.compile(r"(.{1,300}?), (?:seq = (\d{1,18})|op_id = )", re.ASCII | re.DOTALL)
 _MOVES = ("c10d::send", "c10d::recv_", "ncclSend", "ncclRecv")
-_RANK = re.compile(r"rank[-_ ]?(\d{1,7})", re.IGNORECASE | re.ASCII)
 
 NVTX, KERNELS, RUNTIME = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
@@ -55,10 +61,9 @@ def processes(
         if not {NVTX, KERNELS, RUNTIME} <= tables:
             left_out[NO_TABLES] += 1
             return
-        names = _names_of_ranges(base, tables)
-        files = _ranges(base, names, path, left_out)
+        files = _ranges(base, tables, path, left_out)
         named = any(file.numbers for file in files.values())
-        runs = {} if named else _unnamed_ranges(base, names)
+        runs = {} if named else _unnamed_ranges(base, tables)
         _kernels(base, files)
         zero, host = _session(base, tables)
         for process, file in files.items():
@@ -74,29 +79,29 @@ def processes(
         base.close()
 
 
-def _names_of_ranges(base: sqlite3.Connection, tables: set[str]) -> tuple[str, str]:
-    """Return SQL for the name of a range of the table ``e``, and for the tables of ranges."""
+def _named_ranges(
+    base: sqlite3.Connection, tables: set[str]
+) -> Iterator[tuple[int, str, int, int]]:  # fmt: skip
+    """Yield process, name, start and end of every range that has them."""
     columns = _columns(base, NVTX)
-    text = "e.text" if "text" in columns else "NULL"
+    text, join = "e.text" if "text" in columns else "NULL", ""
     if "textId" in columns and "StringIds" in tables:
-        join = "LEFT JOIN StringIds s ON s.id = e.textId"
-        return f"COALESCE({text}, s.value)", f"{NVTX} e {join}"
-    return text, f"{NVTX} e"
+        text, join = f"COALESCE({text}, s.value)", "LEFT JOIN StringIds s ON s.id = e.textId"
+    rows = base.execute(
+        f"SELECT e.start, e.end, e.globalTid, {text} FROM {NVTX} e {join} WHERE e.end IS NOT NULL"
+    )
+    for start, end, thread, name in rows:
+        if isinstance(name, str) and _are_times(start, end, thread):
+            yield thread >> 24, name, start, end
 
 
 def _ranges(
-    base: sqlite3.Connection, names: tuple[str, str], path: Path, left_out: LeftOut
+    base: sqlite3.Connection, tables: set[str], path: Path, left_out: LeftOut
 ) -> dict[int, KinetoFile]:
     """Return ranges by process: those named like actions, and iterations, which have the rank."""
-    text, tables = names
     found: dict[int, KinetoFile] = defaultdict(lambda: KinetoFile(path))
-    rows = base.execute(
-        f"SELECT e.start, e.end, e.globalTid, {text} FROM {tables} WHERE e.end IS NOT NULL"
-    )
-    for start, end, thread, name in rows:
-        if not isinstance(name, str) or not _are_times(start, end, thread):
-            continue
-        file = found[thread >> 24]
+    for process, name, start, end in _named_ranges(base, tables):
+        file = found[process]
         parsed = _parsed(name)
         if parsed is None:
             continue
@@ -110,28 +115,21 @@ def _ranges(
             if file.ranges.full:
                 raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
             file.add_range(parsed, start, end)
-    by_name = _RANK.findall(path.name)
     for file in found.values():
-        if file.rank < 0 and by_name and len(found) == 1:
-            file.rank = int(by_name[-1])
+        if file.rank < 0 and len(found) == 1:
+            file.rank = rank_named(path)
     return found
 
 
 def _unnamed_ranges(
-    base: sqlite3.Connection, names: tuple[str, str]
+    base: sqlite3.Connection, tables: set[str]
 ) -> dict[int, list[UnnamedAction]]:  # fmt: skip
     """Return forwards and backwards by process, from ranges of operators (``emit_nvtx``)."""
-    text, tables = names
     events: dict[int, tuple[IntRows, IntRows, IntRows]] = defaultdict(
         lambda: (IntRows(3), IntRows(3), IntRows(1))
     )
-    rows = base.execute(
-        f"SELECT e.start, e.end, e.globalTid, {text} FROM {tables} WHERE e.end IS NOT NULL"
-    )
-    for start, end, thread, name in rows:
-        if not isinstance(name, str) or not _are_times(start, end, thread):
-            continue
-        evaluated, recorded, moved = events[thread >> 24]
+    for process, name, start, end in _named_ranges(base, tables):
+        evaluated, recorded, moved = events[process]
         operator, number = _operator(name)
         if operator in _MOVES:
             moved.add(start)

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Location, Observed
-from debubble.diagnosis.readers.collected import MAX_RANKS, MAX_ROWS, NAN, Collected
+from debubble.diagnosis.readers.collected import MAX_RANKS, MAX_ROWS, NAN, NANOSECONDS, Collected
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut, chunks
 from debubble.diagnosis.readers.unnamed_order import (
@@ -36,7 +37,6 @@ from debubble.diagnosis.readers.unnamed_order import (
 
 NAME = "opentelemetry"
 MARKS = (b"megatron.microbatch.", b"megatron.train_step")
-NANOSECONDS = 1e-9
 LATEST = 1 << 62
 KINDS = {"megatron.microbatch.forward": FORWARD, "megatron.microbatch.backward": BACKWARD}
 STEP = "megatron.train_step"
@@ -100,16 +100,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     if not any(one.name in KINDS for each in spans.values() for one in each):
         raise FormatError(f"{where}: no span {' or '.join(KINDS)} of a rank; {RECORD}")
     ranks, places = _places(processes, left_out)
-    steps = {rank: _by_step(sorted(spans[rank], key=_start), left_out) for rank in places}
+    steps = {
+        rank: _by_step(sorted(spans[rank], key=attrgetter("start")), left_out) for rank in places
+    }
     order = _order(where, steps, places, ranks)
     collected = Collected(where, left_out)
     for rank, (copy, place) in places.items():
         for number, actions in steps[rank].items():
             _add(collected, number, copy, place, ranks, order, actions)
-    hosts = {processes[rank].host for rank in places}
     locations = {
-        place: Location(rank, processes[rank].host or None, paths[rank])
-        for rank, place in places.items()
+        place: Location(rank, processes[rank].host, paths[rank]) for rank, place in places.items()
     }
     numbered = any(one.iteration >= 0 for each in spans.values() for one in each)
     return collected.observed(
@@ -123,7 +123,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "times": "the host's spans: on a GPU they are launches, and no durations",
         },
         ranks=ranks, copies=1 + max(copy for copy, _ in places.values()),
-        locations=locations, clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
+        locations=locations, clocks="hosts",
         order_assumed=order.name,
     )  # fmt: skip
 
@@ -224,10 +224,6 @@ def _add(
                 ALONE, start * NANOSECONDS, end * NANOSECONDS, NAN, waited, NAN,
             ))  # fmt: skip
     collected.each("actions", rows)
-
-
-def _start(span: _Span) -> int:
-    return span.start
 
 
 def _read_file(path: Path, left_out: LeftOut) -> list[tuple[_Exporter, list[_Span]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,16 +27,15 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
     with_split_backwards,
 )
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MILLISECONDS, NAN, Collected
 from debubble.diagnosis.readers.messages import packed
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
+from debubble.diagnosis.readers.stream import LeftOut, json_object, listed
 from debubble.interchange.text import shown
 
 NAME = "primus"
 MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 28
-MILLISECONDS = 1e-3
 
 CONFIG = "config.json"
 MOST_CHUNKS = 64
@@ -115,7 +115,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
     """Return the run of a rank's file, or None without one, and the object of the config file."""
-    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    data = json_object(path, MAX_BYTES, left_out)
     is_ranks = data and _FILE.fullmatch(path.name) is not None
     return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
 
@@ -126,12 +126,12 @@ def _together(runs: Mapping[int, _Run]) -> Calls:
     for run in runs.values():
         for step, length in run.longest.items():
             longest[step] = max(longest.get(step, 0.0), length)
-    calls = Calls(*map(np.concatenate, zip(*(run.calls for run in runs.values()), strict=True)))
+    calls = Calls.joined([run.calls for run in runs.values()])
     steps = np.array(sorted(longest))
     zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
     zero = zeros[np.searchsorted(steps, calls.step)]
     rank = np.repeat([*runs], [len(run.calls.step) for run in runs.values()])
-    return calls._replace(rank=rank, start=zero + calls.start, end=zero + calls.end)
+    return replace(calls, rank=rank, start=zero + calls.start, end=zero + calls.end)
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
@@ -142,7 +142,7 @@ def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
         for backward in (False, True):
             here = without & (np.isin(calls.kind, FORWARD_KINDS) != backward)
             chunk[here], microbatch[here] = kth_call(microbatch[here], ranks, chunks, backward)
-    return calls._replace(chunk=chunk, microbatch=microbatch)
+    return replace(calls, chunk=chunk, microbatch=microbatch)
 
 
 def _pairs(calls: Calls) -> Whole | int:
@@ -177,7 +177,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
             continue
         step = int(key)
         times = {
-            name: [_numbers(one.get(f"{name}_{edge}")) for edge in ("start", "end")]
+            name: [listed(one.get(f"{name}_{edge}"), float) for edge in ("start", "end")]
             for name in KINDS
         }
         sound = all(len(starts) == len(ends) for starts, ends in times.values())
@@ -189,7 +189,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
                 column.extend(more)
         without += not sound or not any(starts for starts, _ in times.values())
         last = [max(ends, default=0.0) for _, ends in times.values()]
-        longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
+        longest[step] = max(longest.get(step, 0.0), *last, *listed([one.get("total")], float))
     steps, kinds, counts = np.array(parts, np.int64).reshape(-1, 3).T
     of_calls, kind = np.repeat(steps, counts), np.repeat(kinds, counts)
     chunk = np.array(columns[0], np.int64)
@@ -199,30 +199,18 @@ def _run(data: Mapping[str, Any]) -> _Run:
         unit = np.array([max(min(each, LATEST), 0) for each in columns[1]], np.int64)
     start, end = (np.array(each, np.float64) for each in columns[2:])
     calls = Calls(of_calls, np.full(len(kind), UNNUMBERED), kind, chunk, unit, start, end)
-    return _Run(calls.taken(chunk != NO_CALL), longest, without)
+    return _Run(calls.take(chunk != NO_CALL), longest, without)
 
 
 def _chunks_and_units(chunks: Any, units: Any, count: int) -> tuple[Iterable[int], Iterable[int]]:
     """Return chunk and microbatch of the calls of a kind; no chunks if not all are numbered."""
-    both = [each if isinstance(each, list) and len(each) == count else [] for each in
-            (chunks, units)]  # fmt: skip
-    are_whole = all(both) and {type(one) for each in both for one in each} == {int}
-    if not are_whole or max(both[0]) >= MOST_CHUNKS:
+    chunks, units = listed(chunks, int), listed(units, int)
+    if {len(chunks), len(units)} != {count} or max(chunks, default=MOST_CHUNKS) >= MOST_CHUNKS:
         return [UNNUMBERED] * count, range(count)
-    if min(map(min, both)) < 0:
-        pairs = zip(*both, strict=True)
-        both[0] = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
-    return both[0], both[1]
-
-
-def _numbers(values: Any) -> list[float]:
-    """Return a list of numbers; empty for anything else."""
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        return []
-    try:
-        return list(map(float, values))
-    except OverflowError:
-        return []
+    if min(*chunks, *units) < 0:
+        pairs = zip(chunks, units, strict=True)
+        chunks = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
+    return chunks, units
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:

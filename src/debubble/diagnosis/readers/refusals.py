@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 from debubble.core.units import counted
+from debubble.diagnosis.readers.events import first_value
 from debubble.diagnosis.readers.kineto_file import CATEGORIES, GPU, events_of
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import plain
@@ -70,17 +70,12 @@ def reason_unknown(path: Path, begin: bytes) -> str:
         return "dumps of NCCL's Flight Recorder, for 'debubble hang'"
     if _RANGE.search(begin) is not None:
         names = Counter(_NAME.findall(begin)).most_common(NAMED)
-        texts = (plain(json.loads(name, strict=False)) for name, _ in names if _is_json(name))
-        return f"Chrome traces with ranges of other names than ours, such as {', '.join(texts)}"
+        texts = [text for name, _ in names if (text := first_value(name)) is not None]
+        return (
+            "Chrome traces with ranges of other names than ours, such as "
+            f"{', '.join(map(plain, texts))}"
+        )
     return next((reason for mark, reason in _BINARY if begin.startswith(mark)), UNKNOWN)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text, strict=False)
-    except ValueError:
-        return False
-    return True
 
 
 def seen_in(path: Path) -> str:

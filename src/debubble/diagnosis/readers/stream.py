@@ -7,12 +7,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import check_cancelled
+
+T = TypeVar("T")
 
 CHUNK = 1 << 20
 """Size of the pieces of a stream, in bytes."""
@@ -142,8 +144,12 @@ def _unreadable(path: Path, error: OSError) -> FormatError:
     return FormatError(f"cannot read '{path}': {error.strerror or error}")
 
 
-def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
-    """Return the object of a small JSON file; count anything else, and return an empty one."""
+def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
+    """Return the object of a small JSON file; count anything else, and return an empty one.
+
+    Raise FormatError for a file of more than `limit` bytes.
+    """
+    text = whole(path, limit, left_out)
     try:
         data = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -156,6 +162,14 @@ def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
         left_out[UNREADABLE] += 1
         return {}
     return data
+
+
+def listed(value: Any, type_: type[T]) -> list[T]:
+    """Return a list of values of a type; empty for anything else."""
+    try:
+        return msgspec.convert(value, list[type_])  # type: ignore[valid-type]
+    except (msgspec.ValidationError, OverflowError):
+        return []
 
 
 def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]:

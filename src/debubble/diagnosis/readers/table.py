@@ -27,10 +27,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -40,16 +39,10 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
 from debubble.core.units import counted
 from debubble.diagnosis.cancellation import check_cancelled
-from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
+from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed, Whole
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.decimals import (
-    ColumnTexts,
-    Whole,
-    decimal,
-    plain_numbers,
-    times_less,
-)
+from debubble.diagnosis.readers.decimals import decimal, numbers_less
 from debubble.diagnosis.readers.messages import packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut, lines
 from debubble.interchange.text import shown
@@ -63,22 +56,23 @@ REQUIRED = ("rank", "action", "start", "end")
 OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host", "global_rank")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
+_WHOLE = re.compile(r"-?\d{1,19}|", re.ASCII)
 MOST = 10**9
 """Exclusive limit of steps, copies and ranks."""
 
 BATCH = 8_000
 """Rows of unlike lines that are read at a time."""
 
-BLANKS = b" \t\r\v\f\x1c\x1d\x1e\x1f"
-"""Blanks of ASCII, without the line break."""
+PLAIN = bytes(set(range(33, 127)) - set(b'",'))
+"""Letters of cells that need no quotes and have no blanks."""
 
 NO_ROW = "\ufffd"
 """A cell of a row that is none of a CSV."""
 
 WRONG = "lines that are no action with a rank and times"
 
-Cells = dict[str, ColumnTexts]
-"""Cells of some lines by their columns, without blanks around them."""
+Cells = dict[str, list[str]]
+"""Cells of some rows by their columns, without blanks around them."""
 
 
 def recognizes(head: bytes) -> bool:
@@ -99,8 +93,9 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         # A file cut by a full disk may have null bytes.
         pieces = (piece.replace(b"\0", b"") for piece in lines(path, left_out))
         header, _, first = next(pieces, b"").partition(b"\n")
-        columns, scale = _columns(path, _header(path, header), left_out)
-        for cells in _cells_of(chain([first] if first else [], pieces), columns):
+        names = _header(path, header)
+        columns, scale = _columns(path, names, left_out)
+        for cells in _cells_of(chain([first] if first else [], pieces), names, columns):
             check_cancelled()
             table.add(cells, scale, path)
     if table.wrong:
@@ -122,62 +117,50 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _cells_of(pieces: Iterator[bytes], columns: Mapping[str, int]) -> Iterator[Cells]:
-    """Yield the cells of lines that are not empty, some lines at a time."""
+def _cells_of(
+    pieces: Iterator[bytes], header: Sequence[str], columns: Mapping[str, int]
+) -> Iterator[Cells]:
+    """Yield the cells of rows that are not empty, some rows at a time."""
     for piece in pieces:
-        quoted = b'"' in piece
-        if b"\r" in piece:
-            piece = piece.replace(b"\r\n", b"\n")
-        cells = None if quoted else _alike(piece, columns)
-        if cells is not None:
-            yield cells
+        piece = piece.replace(b"\r", b"").removesuffix(b"\n") + b"\n"
+        if (alike := _alike(piece, columns)) is not None:
+            yield alike
             continue
         # A quoted cell may go on in the next line, so csv takes all that follow.
-        every = chain([piece], pieces) if quoted else [piece]
-        texts = (each.decode("utf-8", "replace") for each in every)
-        single = (line for text in texts for line in text.removesuffix("\n").split("\n"))
-        rows = _records(single) if quoted else (line.split(",") for line in single)
+        every = chain([piece], pieces) if b'"' in piece else [piece]
+        texts = (each.replace(b"\r", b"").decode("utf-8", "replace") for each in every)
+        rows = _records(line for text in texts for line in text.removesuffix("\n").split("\n"))
         while some := list(islice(rows, BATCH)):
             filled = [row for row in some if any(map(str.strip, row))]
-            yield {
-                name: ColumnTexts.of([row[at].strip() if at < len(row) else "" for row in filled])
-                for name, at in columns.items()
-            }
+            # The header makes the columns that all rows lack.
+            cells = list(zip_longest(header, *filled, fillvalue=""))
+            yield {name: [*map(str.strip, cells[at][1:])] for name, at in columns.items()}
 
 
 def _alike(piece: bytes, columns: Mapping[str, int]) -> Cells | None:
     """Return the cells of lines that have equally many and no blanks; None for other lines."""
-    if not piece.isascii() or any(map(piece.__contains__, BLANKS)):
+    width = piece.partition(b"\n")[0].count(b",") + 1
+    marks = piece.translate(None, PLAIN)
+    if marks != (b"," * (width - 1) + b"\n") * piece.count(b"\n"):
         return None
-    if not piece.endswith(b"\n"):
-        piece += b"\n"
-    letters = np.frombuffer(piece, np.uint8)
-    marks = np.append(-1, np.flatnonzero((letters == ord(",")) | (letters == ord("\n"))))
-    breaks = piece.count(b"\n")
-    width = (len(marks) - 1) // breaks
-    if (
-        len(marks) != breaks * width + 1 or max(columns.values()) >= width
-        or (letters[marks[width::width]] != ord("\n")).any()
-    ):  # fmt: skip
+    cells = piece.decode("ascii").replace("\n", ",").split(",")
+    if max(columns.values()) >= width:
         return None
-    found = {
-        name: ColumnTexts(piece, marks[at:-1:width] + 1, marks[at + 1 :: width].copy())
-        for name, at in columns.items()
-    }
+    found = {name: cells[at:-1:width] for name, at in columns.items()}
     # A line of commas only is empty in all columns.
-    return found if any((each.ends > each.starts).all() for each in found.values()) else None
+    return found if any(map(all, found.values())) else None
 
 
-def _records(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield rows of lines that have quotes."""
-    rows = csv.reader(texts)
+def _records(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the rows of lines; a quoted cell may go on in the next line."""
+    rows = csv.reader(lines)
     while True:
         try:
-            yield next(rows)
-        except StopIteration:
-            return
+            yield from rows
         except csv.Error:
             yield [NO_ROW]
+        else:
+            return
 
 
 ACTION, SEND, RECEIVE, PAUSE, NOTHING = range(5)
@@ -229,9 +212,9 @@ class _Table:
 
     def add(self, cells: Cells, scale: float, path: Path) -> None:
         """Add some lines of a file; `scale` is the seconds of its unit."""
-        count = len(cells["rank"].starts)
+        count = len(cells["rank"])
         if self._zero is None:
-            starts = (decimal(text.decode()) for text in cells["start"].texts())
+            starts = map(decimal, cells["start"])
             self._zero = next((start for start in starts if start is not None), None)
         zero = self._zero or Decimal()
         place = [
@@ -239,7 +222,7 @@ class _Table:
             for name in PLACE
         ]  # fmt: skip
         times = [
-            times_less(cells[name], Decimal() if name == "busy" else zero) * scale
+            numbers_less(cells[name], Decimal() if name == "busy" else zero) * scale
             if name in cells else np.full(count, np.nan)
             for name in TIMES
         ]  # fmt: skip
@@ -264,7 +247,7 @@ class _Table:
                 *(["action"] if not things_of[at] else []),
                 *(name for name, each in zip(TIMES, times, strict=True) if np.isnan(each[at])),
             ]
-            cell = cells[bad[0]].texts(slice(at, at + 1))[0].decode()
+            cell = cells[bad[0]][at]
             said = shown(cell) if cell else "empty"
             self._first_wrong = f"row {self._lines + at + 1} below the header: {bad[0]} is {said}"
         # All parts of a pair have the number of their line.
@@ -322,18 +305,21 @@ class _Table:
             )  # fmt: skip
 
 
-def _coded(column: ColumnTexts) -> tuple[Whole, list[str]]:
+def _coded(column: Sequence[str]) -> tuple[Whole, list[str]]:
     """Return a number for each text, and the different texts by their numbers."""
-    numbers: dict[bytes, int] = defaultdict(lambda: len(numbers))
-    code = np.fromiter(map(numbers.__getitem__, column.texts()), np.int64, len(column.starts))
-    return code, [text.decode() for text in numbers]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(column))}
+    return np.fromiter(map(numbers.__getitem__, column), np.int64, len(column)), list(numbers)
 
 
-def _numbers(name: str, column: ColumnTexts) -> Whole:
+def _numbers(name: str, column: Sequence[str]) -> Whole:
     """Return steps, copies or ranks; −1 for what is none."""
-    value, behind, plain = plain_numbers(column)
-    empty = (column.starts == column.ends) & (name != "rank")
-    return np.where(plain & (behind == 0) & (value < MOST), value, np.where(empty, 0, -1))
+    every = "".join(column)
+    if not (every.isascii() and every.isdigit()):
+        column = [text if _WHOLE.fullmatch(text) else "none" for text in column]
+    number = numbers_less(column, Decimal())
+    if name != "rank" and "" in column:
+        number[np.array(column) == ""] = 0
+    return np.where((number >= 0) & (number < MOST), number, -1).astype(int)
 
 
 def _header(path: Path, line: bytes) -> list[str]:

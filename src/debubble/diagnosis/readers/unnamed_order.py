@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from debubble.diagnosis.readers.chunks import kth_call
+
 FORWARD, BACKWARD = range(2)
 
 
@@ -39,13 +41,9 @@ class AssumedOrder(NamedTuple):
         >>> AssumedOrder(3, 2).numbered(FORWARD, 2)
         [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
         """
-        chunks = range(self.chunks) if kind == FORWARD else range(self.chunks)[::-1]
-        return [
-            (chunk, microbatch)
-            for first in range(0, self.microbatches, ranks)
-            for chunk in chunks
-            for microbatch in range(first, min(first + ranks, self.microbatches))
-        ]
+        calls = -(-self.microbatches // ranks) * ranks * self.chunks
+        every = (kth_call(k, ranks, self.chunks, kind == BACKWARD) for k in range(calls))
+        return [(chunk, unit) for chunk, unit in every if unit < self.microbatches]
 
 
 def assumed_order(

@@ -21,15 +21,14 @@ from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Location, Observed, Whole
 from debubble.diagnosis.readers.action_names import PASSES
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
-from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.collected import MILLISECONDS, NAN, Collected
 from debubble.diagnosis.readers.events import numbers
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
+from debubble.diagnosis.readers.stream import LeftOut, json_object
 
 NAME = "victarry"
 MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 26
-MILLISECONDS = 1e-3
 
 _HEAD = re.compile(rb'"(?:forward|backward)-\d{1,6}(?:-\d{1,6})?-(?:start|end)"')
 _KEY = re.compile(r"(forward|backward)-(?:(\d{1,6})-)?(\d{1,6})-(start|end)", re.ASCII)
@@ -71,7 +70,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     parts = [calls for _, calls in each if calls is not None]
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
-    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
+    calls = Calls.joined(parts)
     del parts
     locations = {(0, rank): _location(path) for _, rank, path in reversed(named)}
     v_shaped = is_v_shaped(calls, ranks)
@@ -112,7 +111,7 @@ _Task = tuple[int, int, Path]
 def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
     """Return the actions of a file, or None."""
     step, rank, path = task
-    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    data = json_object(path, MAX_BYTES, left_out)
     actions, starts, ends, still_open = _actions(tuple(data))
     if still_open:
         left_out[OPEN] += still_open
