@@ -56,14 +56,25 @@ def text(found: Answer, width: int, style: Style = unstyled) -> str:
 
 
 def _table(found: Answer, width: int, style: Style) -> list[str]:
-    """Return the table of plans, those that would need more memory apart."""
+    """Return the table of plans, and that of faster ones that would need more memory.
+
+    They share their columns, unless the second one's would take room from the first.
+    """
     larger = faster(found)[:MOST_LARGER]
-    heads, *rows = text_table(columns(found, [*found.plans, *larger]), width)[0]
-    lines = [style(line, "faint") for line in heads]
-    for number, row in enumerate(rows):
-        if number == len(found.plans):
-            lines += ["", style("faster, but would need more memory:", "faint")]
-        lines += [style(line, "best") if number == 0 else line for line in row]
+    first, left_out = text_table(columns(found, found.plans), width)
+    both, more = text_table(columns(found, [*found.plans, *larger]), width)
+    second = both[len(first) :]
+    if more == left_out:
+        first = both[: len(first)]
+    elif larger:
+        second = text_table(columns(found, larger), width)[0]
+        second[0] = [style(line, "faint") for line in second[0]]
+    heads, best, *rest = first
+    lines = [style(line, "faint") for line in heads] + [style(line, "best") for line in best]
+    lines += [line for row in rest for line in row]
+    if larger:
+        lines += ["", style("faster, but would need more memory:", "faint")]
+        lines += [line for row in second for line in row]
     return lines
 
 
