@@ -180,9 +180,8 @@ def v_half() -> None:
     difference when times are equal, and costs 1 to 1.5 % with profiled ones (44.18, 40.265, 38 and
     2.17 for a transfer, p = 4 and 8), so it is not done here.
 
-    That order is taken only where nothing better is found for the costs of all ranks and links; see
-    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.listing` for the
-    search.
+    That order is taken only where :mod:`debubble.listing` finds nothing better for the costs of all
+    ranks and links.
 
     When to use it: half the memory of 1f1b, a backward that can be split, and links fast enough for
     two chunks. At equal times it still waits less than half as long as 1f1b.
