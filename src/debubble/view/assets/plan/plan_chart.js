@@ -65,10 +65,10 @@ export function planChart(first, pick = null) {
     const front = frontier(dots);
     if (front.length) {
       const steps = front.map((dot, k) => `${k ? `H${x(dot.peak)}` : `M${x(dot.peak)} ${MARGIN.top}`}V${y(dot.time)}`).join("");
-      // Its name stands over its longest step.
+      // Its name stands over the end of its longest step, where no plan is.
       const level = front.map((dot, k) => [x(dot.peak), k + 1 < front.length ? x(front[k + 1].peak) : right, y(dot.time)]);
       const [from, to, height] = level.reduce((a, b) => (b[1] - b[0] > a[1] - a[0] ? b : a));
-      items.push(svg("path", { class: "front", d: `${steps}H${right}` }), svg("text", { class: "front", x: (from + to) / 2, y: height - 7, "text-anchor": "middle" }, to - from > 230 ? "frontier: none is faster with less memory" : "frontier"));
+      items.push(svg("path", { class: "front", d: `${steps}H${right}` }), svg("text", { class: "front", x: to - 5, y: height - 7, "text-anchor": "end" }, to - from > 360 ? "frontier: none is faster with less memory" : "frontier"));
     }
     for (const dot of dots) if (!dot.plan) items.push(svg("circle", { class: "seen", cx: x(dot.peak), cy: y(dot.time), r: 2.5 }));
     // The recommended plan on top.
