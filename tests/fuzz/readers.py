@@ -198,11 +198,11 @@ def plotted(content: bytes) -> object:
 
 def cut(content: bytes) -> object:
     from debubble.cli.export import _layout
-    from debubble.interchange.layouts import check_cut, megatron_layout
+    from debubble.interchange.layouts import check_cut
 
     found = _layout(typed(content))
     check_cut(seeds.small()[0], found.cut)
-    return megatron_layout(seeds.small()[0].placement, found)
+    return str(found)
 
 
 def figure(content: bytes) -> object:

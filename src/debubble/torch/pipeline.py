@@ -217,8 +217,9 @@ class Pipeline(Measured):
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
-        joined = join_outputs(batch.outputs or {}, self.schedule.slices)
-        return (loss, joined) if return_outputs else loss
+        if return_outputs:
+            return loss, join_outputs(batch.outputs or {}, self.schedule.slices)
+        return loss
 
     def eval(
         self,
@@ -252,8 +253,9 @@ class Pipeline(Measured):
             append_results(losses, found, batch.targets)
             append_results(metrics, batch.metrics or {}, batch.targets)
             loss = self._mean(found, batch.weights)
-        joined = join_outputs(outputs, self.schedule.slices)
-        return (loss, joined) if return_outputs else loss
+        if return_outputs:
+            return loss, join_outputs(outputs, self.schedule.slices)
+        return loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another schedule from now on, with the same stages on the same ranks.
