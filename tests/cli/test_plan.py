@@ -298,4 +298,6 @@ def test_what_does_not_fit_says_by_how_much(run: Run) -> None:
     assert found.code == 1
     assert "no file was written: there is no plan for plan.sh" in found.err
     assert "no plan fits into 12.0 GB" in found.out
-    assert "GPUs are enough: tp 8" in found.out
+    said = " ".join(found.out.split())
+    assert "the nearest, tp 8 with recompute full, needs 19.2 GB" in said
+    assert "GPUs are enough: tp 8" in said
