@@ -17,7 +17,7 @@ from debubble.core.actions import (
     pack,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels.validate import scan_actions
+from debubble.engine.kernels.validate import find_strays, scan_actions
 from debubble.engine.validate import scan
 from debubble.lowering.transfers import add_transfers
 
@@ -82,7 +82,8 @@ def test_interpreted_it_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     cases = [schedule, away, far]
     found = []
     for way in ("compiled", "interpret"):
-        run = getattr(scan_actions, way)
-        monkeypatch.setattr(scan_actions, "run", lambda _work, *args, run=run: run(*args))
+        for kernel in (scan_actions, find_strays):
+            run = getattr(kernel, way)
+            monkeypatch.setattr(kernel, "run", lambda _work, *args, run=run: run(*args))
         found.append([scan(replace(case)) for case in cases])
     assert found[0] == found[1]

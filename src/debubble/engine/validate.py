@@ -4,8 +4,7 @@ A schedule may hold any packed integers: a file names stages and microbatches, P
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
 :func:`refuse_outside`, and everything that simulates behind :func:`refuse_invalid`, so that no
 kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
-where there are more than 64 places; it returns which kinds of actions there are, too. Ranks that
-this leaves in doubt are looked at action by action.
+where there are more than 64 places; it returns which kinds of actions there are, too.
 """
 
 from __future__ import annotations
@@ -15,16 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.actions import (
-    KIND_MASK,
-    WHOLE_STAGE_KINDS,
-    Kind,
-    among,
-    kinds_of,
-    microbatches_of,
-    stages_of,
-    unpack,
-)
+from debubble.core.actions import KIND_MASK, Kind, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS, kind_bits
 from debubble.core.schedule import Schedule
@@ -32,6 +22,8 @@ from debubble.engine.kernels import validate as kernels
 
 MOST = 1 << 40
 """More microbatches than a packed action can name, and a number that arrays can hold."""
+
+assert len(Kind) == kernels.KINDS
 
 
 class InvalidActions(NamedTuple):
@@ -67,39 +59,13 @@ def scan(schedule: Schedule) -> Scan:
         state = np.empty(kernels.STATES, dtype=np.int64)
         kernels.scan_actions.run(len(schedule), *given, state)
         doubtful, kinds, grouped = state.tolist()
-        strays = _strays(schedule, doubtful) if doubtful >= 0 else InvalidActions(None, None)
+        strays = InvalidActions(None, None)
+        if doubtful >= 0:
+            found = np.empty(kernels.STRAYS, dtype=np.int64)
+            kernels.find_strays.run(len(schedule), *given, doubtful, found)
+            strays = InvalidActions(*(None if at < 0 else at for at in found.tolist()))
         survey = schedule.derived[Scan] = Scan(kinds, bool(grouped), strays)
     return survey
-
-
-def _strays(schedule: Schedule, begin: int) -> InvalidActions:
-    """Return the first strays from a rank on.
-
-    Actions of a whole stage may stand where any copy of it lives, and those of a rank without
-    stages carry stage 0.
-    """
-    homes = np.asarray(schedule.placement.table)
-    units, iterations = min(schedule.units, MOST), min(schedule.iterations, MOST)
-    away: int | None = None
-    for rank in range(begin, schedule.ranks):
-        program, first = schedule.program(rank), int(schedule.offsets[rank])
-        kinds, unit = kinds_of(program), microbatches_of(program)
-        steps = among(kinds, STEP_KINDS)
-        outside = (kinds >= len(Kind)) | (stages_of(program) >= schedule.stages) | (unit < 0)
-        outside |= unit >= np.where(steps, min(units, iterations), units)
-        exist = int(np.append(outside, True).argmax())
-        if away is None:
-            kinds, steps, unit = kinds[:exist], steps[:exist], unit[:exist]
-            stages, lives = stages_of(program[:exist]), homes == rank
-            some = lives.any(axis=0)
-            whole = some[stages] | (steps & (stages == 0) & ~some.any())
-            here = np.where(
-                among(kinds, WHOLE_STAGE_KINDS), whole, lives[schedule.copies_of(unit), stages]
-            )
-            away = None if here.all() else first + int(here.argmin())
-        if exist < len(program):
-            return InvalidActions(first + exist, away)
-    return InvalidActions(None, away)
 
 
 def has(schedule: Schedule, kinds: Iterable[Kind]) -> bool:
@@ -136,7 +102,7 @@ def refuse_invalid(schedule: Schedule) -> None:
 def outside_text(schedule: Schedule, position: int) -> str:
     """Return text on the number or kind of an action that does not exist, and on the range."""
     code = int(schedule.actions[position])
-    if code & KIND_MASK >= len(Kind):
+    if code & KIND_MASK >= kernels.KINDS:
         return "has a kind that does not exist; write one of F, I, W, B, …"
     last = f"microbatches to {schedule.units // schedule.slices - 1}"
     if code >= 0 and code & KIND_MASK in STEP_KINDS:

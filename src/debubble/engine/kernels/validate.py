@@ -10,15 +10,18 @@ from debubble.core.actions import (
     STAGE_MASK,
     STAGE_SHIFT,
 )
-from debubble.core.kinds import STEP_KINDS, Kind
+from debubble.core.kinds import STEP_KINDS, WHOLE_STAGE_KINDS, Kind, kind_bits
 from debubble.engine.jit import Array, kernel
 
 # Indices into the state of :func:`scan_actions`: the first rank with an action that may be a stray,
-# −1 where there is none; bit k for actions of kind k; and whether any actions are overlapped.
+# −1 where there is none; bit k for actions of kind k; and whether any actions are overlapped. And
+# into that of :func:`find_strays`: the first position of each, −1 where there is none.
 DOUBTFUL, FOUND, GROUPED, STATES = range(4)
+OUTSIDE, AWAY, STRAYS = range(3)
 
 KINDS = len(Kind)
 (STEP,) = map(int, STEP_KINDS)
+WHOLE_STAGE = kind_bits(WHOLE_STAGE_KINDS)
 
 WORD = 64
 """Places that the bits of one integer can stand for."""
@@ -37,7 +40,7 @@ def scan_actions(
     copies: int,
     state: Array,
 ) -> None:
-    """Say which kinds there are, and the first rank that has to be looked at action by action.
+    """Say which kinds there are, and the first rank that :func:`find_strays` has to look at.
 
     A loop without branches gathers what the actions of a rank have in common, which almost always
     shows that nothing is wrong; where one integer has not a bit for every place, it takes a second
@@ -85,3 +88,54 @@ def scan_actions(
             state[DOUBTFUL] = rank
     state[FOUND] = all_kinds
     state[GROUPED] = (all_bits >> PAIR_SHIFT) & PAIR_MASK != 0
+
+
+@kernel(writes=("state",))
+def find_strays(
+    actions: Array,
+    offsets: Array,
+    rank_of: Array,
+    stages: int,
+    units: int,
+    microbatches: int,
+    iterations: int,
+    slices: int,
+    copies: int,
+    begin: int,
+    state: Array,
+) -> None:
+    """Find the first action that does not exist, and one before it that is misplaced.
+
+    Looks from rank `begin` on. Kinds that belong to a stage whatever the microbatch may stand where
+    any copy of it lives; the optimizer step of a rank without stages carries stage 0.
+    """
+    state[OUTSIDE] = -1
+    state[AWAY] = -1
+    last = stages - 1
+    for rank in range(begin, len(offsets) - 1):
+        for position in range(offsets[rank], offsets[rank + 1]):
+            action = actions[position]
+            kind = action & KIND_MASK
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            unit = action >> MICROBATCH_SHIFT
+            outside = stage > last or unit < 0 or unit >= units or kind >= KINDS
+            if outside or (kind == STEP and unit >= iterations):
+                state[OUTSIDE] = position
+                return
+            here = False
+            if WHOLE_STAGE >> kind & 1:
+                for copy in range(copies):
+                    here = here or rank_of[copy * stages + stage] == rank
+                if not here and kind == STEP and stage == 0:
+                    here = True
+                    for place in range(copies * stages):
+                        here = here and rank_of[place] != rank
+            else:
+                copy = 0
+                if copies > 1:
+                    number = unit // slices % microbatches
+                    while (copy + 1) * microbatches <= number * copies:
+                        copy += 1
+                here = rank_of[copy * stages + stage] == rank
+            if not here and state[AWAY] < 0:
+                state[AWAY] = position
