@@ -118,9 +118,12 @@ def search_all(
     answer = before or Answer(asked.requests[0], top)
     answer.top, answer.refused = top, {**answer.refused, **asked.refused}
 
+    so_far = Answer(answer.request, top)
+
     def tell(found: Found) -> None:
         if progress is not None:
-            progress(_so_far([*answer.searches, found]))
+            _sum_up(so_far, [*answer.searches, found])
+            progress(so_far)
 
     for request in asked.requests:
         if answer.interrupted:
@@ -160,14 +163,13 @@ def also_runs(plan: Evaluated) -> tuple[str, ...]:
     )
 
 
-def _so_far(searches: list[Found]) -> Answer:
-    """Return the counts and the best plan of the last search and those before it."""
-    plans = (one.best for one in searches)
-    best = min(filter(None, plans), key=lambda plan: plan.step_time, default=None)
-    return Answer(
-        searches[-1].request, 1, considered=sum(one.considered for one in searches),
-        simulated=sum(one.simulated for one in searches), early=best, searches=searches,
-    )  # fmt: skip
+def _sum_up(so_far: Answer, searches: list[Found]) -> None:
+    """Fill an answer so far with the counts and the best plan of searches."""
+    so_far.searches = searches
+    so_far.considered = sum([one.considered for one in searches])
+    so_far.simulated = sum([one.simulated for one in searches])
+    plans = [plan for one in searches if (plan := one.best) is not None]
+    so_far.early = min(plans, key=lambda plan: plan.step_time, default=None)
 
 
 def _merged(answer: Answer) -> Answer:
