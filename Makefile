@@ -20,7 +20,7 @@ $(BIN)/debubble: pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
 	@touch $@
 
-# Without bytecode, which takes longer to make of all 18,000 files than of those that tests import.
+# Bytecode of all that is installed takes longer to make than that of what tests import.
 $(VENV)/.dev: $(BIN)/debubble pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 	--editable '.[dev]'

@@ -49,6 +49,16 @@ def grid(lowest: float, highest: float, count: int) -> list[float]:
     return [lowest * ratio**number for number in range(count)]
 
 
+def test_what_is_nearest_where_nothing_fits_depends_on_no_limit_and_is_enough() -> None:
+    asked, fixed = small(6), Fixed(framework="megatron", dp=1)
+    asked = replace(asked, fixed=fixed)
+    founds = [best_plans(replace(asked, limit=limit), 3) for limit in grid(3e9, 12e9, 4)]
+    assert not any(found.plans for found in founds)
+    nearest = [max(found.near[0].peaks) for found in founds]
+    assert nearest == pytest.approx(nearest[:1] * len(nearest))
+    assert math.isfinite(best(asked, nearest[0] * (1 + 1e-9), fixed))
+
+
 SOME = None if EXPLORES else ("1f1b", "interleaved-1f1b", "zb-v")
 """Schedules of searches over much else; all of them take minutes."""
 

@@ -73,6 +73,6 @@ def search(
         for plan in screen.heads:
             found.take(plan)
     found.plans = [finished(plan) for plan in found.plans]
-    found.near = [finished(plan) for plan in found.near]
+    found.near = [plan if plan.memory else finished(plan) for plan in found.near]
     found.searched = found.plans[0] if found.plans else None
     return found

@@ -82,6 +82,7 @@ class Screen:
     large: list[tuple[float, int, Batch | Candidate | Evaluated]] = field(default_factory=list)
     """Heap of what does not fit, by bytes that its fullest rank needs at least, about."""
     numbers: Iterator[int] = field(default_factory=count)
+    """Numbers of what is in that heap: of equal bytes the first comes first."""
     work: dict[object, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -164,7 +165,10 @@ class Screen:
             self._note_large(least, batch.group.candidate(*order, batch.setting))
 
     def _note_large(self, least: float, one: Batch | Candidate | Evaluated) -> None:
-        """Note what does not fit, while nothing does; all layers recomputed need less than some."""
+        """Note what does not fit, as long as nothing does.
+
+        Not batches that recompute as few layers as they can: recomputing all needs less.
+        """
         nothing = not self.heads and math.isinf(self.found.below)
         if nothing and not (isinstance(one, Batch) and one.setting[0] == FEWEST):
             heappush(self.large, (least, next(self.numbers), one))

@@ -34,7 +34,8 @@ class Found:
     plans: list[Evaluated] = field(default_factory=list)
     """The best plans that fit, fastest first."""
     near: list[Evaluated] = field(default_factory=list)
-    """Plans that do not fit: the fastest that nearly do, then those that need least."""
+    """Plans that do not fit: the fastest that nearly do, then those that need least; where nothing
+    fits, those that need least."""
     considered: int = 0
     """Number of candidates that were decided on."""
     simulated: int = 0
